@@ -1,0 +1,61 @@
+"""The whole configuration in one value.
+
+Process: all. Knows: its parts and the rules between them. Does not know: the engine.
+Mirrors: vllm/config/vllm.py, vllm/config/load.py, vllm/config/device.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_lite.config.cache import CacheConfig
+from vllm_lite.config.checks import check_choice, refuse
+from vllm_lite.config.model import ModelConfig
+from vllm_lite.config.observability import ObservabilityConfig
+from vllm_lite.config.parallel import ParallelConfig
+from vllm_lite.config.scheduler import SchedulerConfig
+
+
+@dataclass
+class LoadConfig:
+    """Where weights come from: "auto" (safetensors, else GGUF), "safetensors", "gguf", or "dummy" (seeded random values)."""
+
+    load_format: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_choice("load_format", self.load_format, ("auto", "safetensors", "gguf", "dummy"))
+
+
+@dataclass
+class DeviceConfig:
+    """Where the worker computes: "auto" (CUDA where there is one, else the CPU), "cpu" or "cuda"."""
+
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+
+
+@dataclass
+class VllmConfig:
+    """Everything an engine is built from. `additional_config` carries settings of plug-in executors, as in vLLM."""
+
+    model_config: ModelConfig
+    cache_config: CacheConfig = field(default_factory=CacheConfig)
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
+    load_config: LoadConfig = field(default_factory=LoadConfig)
+    device_config: DeviceConfig = field(default_factory=DeviceConfig)
+    observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    additional_config: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        scheduler, model = self.scheduler_config, self.model_config
+        if not scheduler.enable_chunked_prefill and model.max_model_len is not None:
+            if scheduler.max_num_batched_tokens < model.max_model_len:
+                raise refuse(
+                    "max_num_batched_tokens",
+                    scheduler.max_num_batched_tokens,
+                    f">= max_model_len ({model.max_model_len}) where enable_chunked_prefill is off",
+                )
