@@ -1,0 +1,93 @@
+"""How the engine core drives its hands, whichever they are.
+
+Process: engine core. Knows: the calls every executor answers. Does not know: torch, or where the worker lives.
+Mirrors: vllm/v1/executor/abstract.py
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from vllm_lite.config import VllmConfig
+from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
+
+FailureCallback = Callable[[], None]
+
+
+class Executor(ABC):
+    """Drives `world_size` workers through one step at a time.
+
+    A step is two calls: `execute_model` (forward pass; None means "now sample"), then `sample_tokens`. The constructor returns
+    once the weights are loaded. Every call raises RuntimeError after a worker died.
+    """
+
+    max_concurrent_batches: int = 1  # steps that may be in flight; above 1 where execute_model returns at once
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        self.vllm_config = vllm_config
+
+    @staticmethod
+    def get_class(vllm_config: VllmConfig) -> type[Executor]:
+        """The executor class that `parallel_config.distributed_executor_backend` names."""
+        backend = vllm_config.parallel_config.distributed_executor_backend
+        if backend == "toy":
+            from vllm_lite.engine_core.executor.toy import ToyExecutor
+
+            return ToyExecutor
+        if backend == "mp":
+            from vllm_lite.engine_core.executor.multiproc_executor import MultiprocExecutor
+
+            return MultiprocExecutor
+        from vllm_lite.engine_core.executor.uniproc_executor import UniProcExecutor
+
+        return UniProcExecutor
+
+    @abstractmethod
+    def get_kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
+        """Each attention layer's KV cache, by layer name, as the worker's probe found it."""
+
+    @abstractmethod
+    def determine_available_memory(self) -> int:
+        """Bytes the KV cache may take."""
+
+    @abstractmethod
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the KV cache and warm up."""
+
+    @abstractmethod
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, non_block: bool = False
+    ) -> ModelRunnerOutput | None | Future[ModelRunnerOutput | None]:
+        """Run the forward pass. None: call `sample_tokens` for the result. With `non_block` a Future of the same."""
+
+    @abstractmethod
+    def sample_tokens(
+        self, grammar_output: None = None, non_block: bool = False
+    ) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
+        """Sample from the logits of the last `execute_model`."""
+
+    @abstractmethod
+    def collective_rpc(
+        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Call `method` on every worker; one result for each, in rank order. Raises TimeoutError naming method and rank."""
+
+    def worker_info(self) -> dict[str, Any]:
+        """Facts for READY: `dtype`, `device`, `attention_backend`, `weights_bytes`, `load_seconds`."""
+        info: dict[str, Any] = self.collective_rpc("get_info")[0]
+        return info
+
+    def register_failure_callback(self, callback: FailureCallback) -> None:
+        """Call `callback` once when a worker dies; at once where one already has. Executors without processes never do."""
+
+    @abstractmethod
+    def check_health(self) -> None:
+        """Raise RuntimeError where a worker is dead."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Free the workers. May be called more than once."""

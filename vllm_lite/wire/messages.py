@@ -1,0 +1,201 @@
+"""The letters between the front end and the engine core.
+
+Process: both. Knows: field order and types; golden bytes in tests hold them. Does not know: what either side does with them.
+All are array-like msgpack: a decoder fills missing trailing fields with their defaults, so new fields are appended last.
+Mirrors: vllm/v1/engine/__init__.py
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import Any
+
+import msgspec
+
+from vllm_lite.pooling_params import PoolingParams
+from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.wire.stats import PrefillStats, SchedulerStats
+from vllm_lite.wire.step import LogprobsLists
+
+PROTOCOL_VERSION = 1
+ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"  # a frame of its own on the output socket: the core's last word
+FINISH_REASON_STRINGS = ("stop", "length", "abort", "error", "repetition")
+
+
+class FinishReason(enum.IntEnum):
+    """Why an answer ended. ERROR is the request's own failure, never the caller's wish."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+    REPETITION = 4
+
+    def __str__(self) -> str:
+        return FINISH_REASON_STRINGS[self.value]
+
+
+class EngineCoreRequestType(enum.Enum):
+    """First byte of each message to the engine core. The last two never leave the process."""
+
+    ADD = b"\x00"
+    ABORT = b"\x01"
+    START_DP_WAVE = b"\x02"
+    UTILITY = b"\x03"
+    EXECUTOR_FAILED = b"\x04"
+    WAKEUP = b"\x05"
+    PING = b"\x06"  # ours: answered by the input thread itself, so that health means a living process
+
+
+class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """One request, as posted. `trace_headers` travels here once and never rides back."""
+
+    request_id: str
+    prompt_token_ids: list[int] | None
+    mm_features: None
+    sampling_params: SamplingParams | None
+    pooling_params: PoolingParams | None
+    arrival_time: float
+    lora_request: None = None
+    cache_salt: str | None = None
+    data_parallel_rank: int | None = None
+    prompt_embeds: None = None
+    prompt_is_token_ids: list[bool] | None = None
+    client_index: int = 0
+    current_wave: int = 0
+    priority: int = 0
+    trace_headers: dict[str, str] | None = None
+    resumable: bool = False
+    external_req_id: str | None = None
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: dict[str, Any] | None = None
+    abort_immediately: bool = False
+    session_id: str | None = None
+    kv_hints: dict[str, Any] | None = None
+
+    @property
+    def params(self) -> SamplingParams | PoolingParams:
+        """Whichever of the two kinds of parameters this request carries."""
+        params = self.sampling_params if self.sampling_params is not None else self.pooling_params
+        assert params is not None
+        return params
+
+
+class EngineCoreAbort(msgspec.Struct, array_like=True, gc=False):
+    """Requests (by internal id) to be given up. `trace_headers` continue the trace of the sender's abort spans, by id.
+
+    `reason`: "client_disconnect", "stop_string", "api" or "shutdown".
+    """
+
+    request_ids: list[str]
+    reason: str = "api"
+    trace_headers: dict[str, str] = {}
+
+
+class EngineCoreEventType(enum.IntEnum):
+    """A request's milestones in the scheduler."""
+
+    QUEUED = 1
+    SCHEDULED = 2
+    PREEMPTED = 3
+
+
+class EngineCoreEvent(msgspec.Struct, array_like=True, gc=False):
+    """A milestone with its time: engine core's monotonic clock, in seconds."""
+
+    type: EngineCoreEventType
+    timestamp: float
+
+    @classmethod
+    def new_event(cls, event_type: EngineCoreEventType, timestamp: float | None = None) -> EngineCoreEvent:
+        """An event that happened now, or at `timestamp`."""
+        return cls(event_type, time.monotonic() if timestamp is None else timestamp)
+
+
+class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """One request's row in a bag."""
+
+    request_id: str
+    new_token_ids: list[int]
+    new_logprobs: LogprobsLists | None = None
+    new_prompt_logprobs_tensors: LogprobsLists | None = None
+    pooling_output: Any = None  # numpy float32 [hidden_size]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    events: list[EngineCoreEvent] | None = None
+    prefill_stats: PrefillStats | None = None
+    error: str | None = None  # ours: why finish_reason is ERROR
+
+    @property
+    def finished(self) -> bool:
+        """True where this is the request's last row."""
+        return self.finish_reason is not None
+
+
+class UtilityOutput(msgspec.Struct, array_like=True, gc=False):
+    """The answer to a utility call. A `failure_message` that is not None means the call failed."""
+
+    call_id: int
+    failure_message: str | None = None
+    result: Any = None
+
+
+class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """The bag: what one step made for one client. `step_trace` is the W3C traceparent of the span that sent it.
+
+    `timestamp` is the engine core's monotonic clock in seconds, set at construction where it is not given.
+    """
+
+    engine_index: int = 0
+    outputs: list[EngineCoreOutput] = []
+    scheduler_stats: SchedulerStats | None = None
+    timestamp: float = 0.0
+    utility_output: UtilityOutput | None = None
+    finished_requests: set[str] | None = None
+    wave_complete: int | None = None
+    start_wave: int | None = None
+    weight_version: str | None = None
+    step_trace: str | None = None
+    pong: int | None = None  # ours: the number of the PING this answers
+
+    def __post_init__(self) -> None:
+        if self.timestamp == 0.0:
+            self.timestamp = time.monotonic()
+
+
+class EngineHello(msgspec.Struct, array_like=True):
+    """First word of a starting engine core, on the handshake socket."""
+
+    protocol_version: int
+    pid: int
+    engine_index: int
+
+
+class EngineInit(msgspec.Struct, array_like=True):
+    """The launcher's answer to HELLO: where to connect, and the whole configuration as msgpack (a VllmConfig)."""
+
+    input_addresses: list[str]
+    output_addresses: list[str]
+    vllm_config: bytes
+
+
+class EngineCoreReadyResponse(msgspec.Struct, array_like=True):
+    """READY: what only the engine core knows once its worker stands. Sent on every input socket before anything else,
+    because a ROUTER drops messages to an identity it has not heard from."""
+
+    protocol_version: int
+    engine_index: int
+    pid: int
+    max_model_len: int
+    num_gpu_blocks: int
+    block_size: int
+    dtype: str
+    device: str
+    vocab_size: int
+    executor: str
+    max_concurrent_batches: int = 1
+    kv_cache_bytes: int = 0
+    weights_bytes: int = 0
+    attention_backend: str = ""
+    load_seconds: float = 0.0

@@ -1,0 +1,81 @@
+"""One step's plan and its result, between the scheduler and the workers.
+
+Process: engine core and worker. Knows: columns of ids and counts. Does not know: tensors (arrays are numpy).
+Mirrors: vllm/v1/core/sched/output.py, vllm/v1/outputs.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from vllm_lite.pooling_params import PoolingParams
+from vllm_lite.sampling_params import SamplingParams
+
+
+class NewRequestData(msgspec.Struct, array_like=True, gc=False):
+    """A request the worker sees for the first time, or again after preemption (then `prefill_token_ids` also holds the
+    answer so far and all of it is computed again). `block_ids` has one list for each KV cache group."""
+
+    req_id: str
+    prefill_token_ids: list[int]
+    num_prompt_tokens: int
+    sampling_params: SamplingParams | None
+    pooling_params: PoolingParams | None
+    block_ids: list[list[int]]
+    num_computed_tokens: int
+
+
+class CachedRequestData(msgspec.Struct, array_like=True, gc=False):
+    """Requests the worker already knows, as parallel columns. `new_block_ids[i]` is None where no block was added."""
+
+    req_ids: list[str] = []
+    new_block_ids: list[list[list[int]] | None] = []
+    num_computed_tokens: list[int] = []
+    num_output_tokens: list[int] = []
+
+
+class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
+    """What to compute in one step. `num_scheduled_tokens` is in batch order: running requests first, then new ones.
+
+    `step_trace` is the traceparent of the span under which the worker runs, None where the step is not traced.
+    `finished_req_ids` and `preempted_req_ids` are the requests whose worker state can go.
+    """
+
+    step: int
+    scheduled_new_reqs: list[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+    num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
+    finished_req_ids: list[str] = []
+    preempted_req_ids: list[str] = []
+    step_trace: str | None = None
+
+
+class LogprobsLists(msgspec.Struct, array_like=True, gc=False):
+    """Log probabilities of n positions, k candidates each, the sampled (or prompt) token first.
+
+    `logprob_token_ids` int32 [n, k+1]; `logprobs` float32 [n, k+1]; `sampled_token_ranks` int32 [n], counted from 1.
+    """
+
+    logprob_token_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    sampled_token_ranks: npt.NDArray[np.int32]
+
+
+class ModelRunnerOutput(msgspec.Struct, array_like=True, gc=False):
+    """What a step made. Row i belongs to `req_ids[i]`; a chunk that did not reach the end of its prompt has an empty row.
+
+    `logprobs[i]` covers row i's tokens (None where not asked for). `prompt_logprobs` is by request id, for the chunk just
+    computed. `pooler_output[i]` is float32 [hidden_size]. `errors`: requests that failed on their own, with the reason.
+    """
+
+    req_ids: list[str]
+    sampled_token_ids: list[list[int]]
+    logprobs: list[LogprobsLists | None] | None = None
+    prompt_logprobs: dict[str, LogprobsLists] = {}
+    pooler_output: list[Any] | None = None
+    errors: dict[str, str] = {}
