@@ -1,0 +1,81 @@
+"""One mapped page in the run directory that every process of a run reads: the trace level and how many requests are left.
+
+Process: all; written by whoever builds the engine and by `vllm-lite trace attach`. Knows: bytes at fixed places. Does not
+know: recorders. Reading it costs no system call, so each process looks once per step or bag.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+
+CONTROL_FILE = "control"
+_MAGIC = b"VLTC\x01"
+_SIZE = 64
+_LEVEL = 8
+_COUNT = 16  # int64: requests still to be traced; negative means no limit
+_PID = 24  # int64: the front end that owns the run
+
+
+class ControlPage:
+    """The mapped page. `level` 0 to 3; `count` requests left to trace, negative without limit."""
+
+    def __init__(self, page: mmap.mmap) -> None:
+        self._page = page
+
+    @classmethod
+    def create(cls, run_dir: Path, level: int, count: int = -1, pid: int = 0) -> ControlPage:
+        """Write a new page; raises FileExistsError where the run directory already has one."""
+        body = bytearray(_SIZE)
+        body[: len(_MAGIC)] = _MAGIC
+        body[_LEVEL] = level
+        struct.pack_into("<q", body, _COUNT, count)
+        struct.pack_into("<q", body, _PID, pid)
+        with (run_dir / CONTROL_FILE).open("xb") as file:
+            file.write(body)
+        return cls.open(run_dir)
+
+    @classmethod
+    def open(cls, run_dir: Path) -> ControlPage:
+        """Map the page of a run; raises ValueError where the file is not one."""
+        with (run_dir / CONTROL_FILE).open("r+b") as file:
+            page = mmap.mmap(file.fileno(), _SIZE)
+        if page[: len(_MAGIC)] != _MAGIC:
+            raise ValueError(f"{run_dir / CONTROL_FILE} is not a vllm-lite control page of this version")
+        return cls(page)
+
+    @property
+    def level(self) -> int:
+        """The level now in force; 0 once the count is used up."""
+        return 0 if self.count == 0 else self._page[_LEVEL]
+
+    @level.setter
+    def level(self, value: int) -> None:
+        self._page[_LEVEL] = value
+
+    @property
+    def count(self) -> int:
+        """Requests still to be traced."""
+        return int(struct.unpack_from("<q", self._page, _COUNT)[0])
+
+    @count.setter
+    def count(self, value: int) -> None:
+        struct.pack_into("<q", self._page, _COUNT, value)
+
+    @property
+    def pid(self) -> int:
+        """The process that owns the run."""
+        return int(struct.unpack_from("<q", self._page, _PID)[0])
+
+    def admit(self) -> bool:
+        """Take one from the count. Several front ends may race by one; the count is a limit, not an account."""
+        count = self.count
+        if count > 0:
+            self.count = count - 1
+        return count != 0
+
+    def close(self) -> None:
+        """Unmap."""
+        self._page.close()

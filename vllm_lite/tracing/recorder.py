@@ -1,0 +1,70 @@
+"""Appends records and writes them as one frame: the only tracing code on the hot path.
+
+Process: all, one recorder for each writing thread (no locks). Knows: the control page, its own spool. Does not know: spans,
+exporters, engine classes. Callers guard with `if recorder is not None and recorder.level:`; a frame goes out with one
+unbuffered write for each step, bag or event of a request's life, so a killed process loses at most its last one.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from vllm_lite.tracing.control_page import ControlPage
+from vllm_lite.tracing.records import Bye, Record, Takes
+from vllm_lite.tracing.spool import SpoolWriter
+
+now_ns = time.monotonic_ns
+
+
+class Recorder:
+    """Buffers one frame's records for one thread of one process.
+
+    `role` is "frontend", "engine-core" or "worker"; `thread` tells this process's spools apart.
+    """
+
+    def __init__(self, run_dir: str | Path, role: str, thread: str) -> None:
+        self._control = ControlPage.open(Path(run_dir))
+        self._spool = SpoolWriter(Path(run_dir), role, thread)
+        self._records: list[Record] = []
+        self.level = self._control.level
+        self._take_reqs: list[int] = []
+        self._take_ts: list[int] = []
+        self._take_tokens: list[int] = []
+        self._take_waits: list[int] = []
+
+    def refresh(self) -> int:
+        """Read the level from the control page; called once per step, bag or new request."""
+        self.level = 0 if self._spool.failed else self._control.level
+        return self.level
+
+    def admit(self) -> bool:
+        """Count one more traced request against `--trace-count`; False once it is used up."""
+        return self._control.admit()
+
+    def append(self, record: Record) -> None:
+        """Keep `record` for the next frame."""
+        self._records.append(record)
+
+    def take(self, req: int, t: int, tokens: int, wait: int) -> None:
+        """A caller took a letter (level 2 and up); columns, because there is one of these for each token."""
+        self._take_reqs.append(req)
+        self._take_ts.append(t)
+        self._take_tokens.append(tokens)
+        self._take_waits.append(wait)
+
+    def flush(self) -> None:
+        """Write what was kept as one frame. Never raises: a failing disk switches this recorder off with one warning."""
+        if self._take_reqs:
+            self._records.append(Takes(self._take_reqs, self._take_ts, self._take_tokens, self._take_waits))
+            self._take_reqs, self._take_ts, self._take_tokens, self._take_waits = [], [], [], []
+        if self._records:
+            self._spool.write(self._records)
+            self._records.clear()
+
+    def close(self) -> None:
+        """Write the last frame and the farewell that tells readers nothing is missing."""
+        self.flush()
+        self._spool.close(Bye(now_ns()))
+        self._control.close()

@@ -1,0 +1,307 @@
+"""What a recorder writes: one struct for each kind of event, each with one call site and one station.
+
+Process: all. Knows: field order (appended only; a reader fills what is missing) and units: times are monotonic nanoseconds,
+trace ids 32 and span ids 16 lower-case hex digits. Does not know: files, spans or engine classes.
+`req` is a number that stands for a request in one process's spools and is never reused; internal ids join the processes.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+AttributeValue = str | bool | int | float | list[str] | list[int]
+
+# A letter's fate, one character each in Sort.fates.
+PUT, STAPLED, KEPT_BACK = "p", "s", "k"
+
+
+class Record(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
+    """Base of all kinds. `STATION` is a code of `stations.STATIONS`, or "" for a process's own life."""
+
+    STATION: ClassVar[str] = ""
+
+
+# ---- front end ------------------------------------------------------------------------------------------------------------
+
+
+class Accept(Record, tag=1):
+    """A sampled request entered generate(), encode() or add_request()."""
+
+    STATION = "S1"
+    req: int
+    external_id: str
+    t: int
+    trace_id: str
+    span_id: str  # the request's root span
+    parent_span_id: str | None
+    tracestate: str | None
+    operation: str  # gen_ai.operation.name: "text_completion" or "embeddings"
+    model: str
+    attributes: dict[str, AttributeValue]  # gen_ai.request.*
+    level: int
+
+
+class Tokenise(Record, tag=2):
+    """The prompt became token ids and passed the checks."""
+
+    STATION = "S2"
+    req: int
+    t0: int
+    t1: int
+    num_prompt_tokens: int
+
+
+class Post(Record, tag=3):
+    """An EngineCoreRequest was encoded (from t0) and handed to the socket (t1). One for each of n."""
+
+    STATION = "S3"
+    req: int
+    internal_id: str
+    t0: int
+    t1: int
+    span_id: str  # parent of the engine core's span
+    body_size: int
+    sample: int = 0
+    engine_index: int = 0
+
+
+class Sort(Record, tag=4):
+    """One bag, from the socket to the last mailbox.
+
+    Constant size at level 1. From level 2 `reqs`, `tokens` and `fates` have one entry for each letter, in bag order; late
+    letters (nobody waits any more) are by internal id. `slices` is (t0, t1, size) of each slice. `trace` is the bag's
+    step_trace (traceparent of the core's send span), None where the step was not sampled.
+    """
+
+    STATION = "S8"
+    bag: int  # counted from 0 by this front end
+    engine_index: int
+    trace: str | None
+    t_received: int
+    t_decoded: int
+    slices: list[tuple[int, int, int]]
+    t_done: int
+    body_size: int
+    num_outputs: int
+    num_tokens: int
+    num_put: int
+    num_stapled: int
+    num_kept_back: int
+    late: list[tuple[str, int]]  # (internal id, tokens)
+    reqs: list[int] = []
+    tokens: list[int] = []
+    fates: str = ""
+
+
+class Takes(Record, tag=5):
+    """Letters taken from mailboxes since the last flush, as parallel columns (level 2 and up)."""
+
+    STATION = "S9"
+    reqs: list[int]
+    ts: list[int]
+    tokens: list[int]
+    waits: list[int]  # ns the letter lay in the slot
+
+
+class Abort(Record, tag=6):
+    """The front end gave a request up and told the engine core (t: handed to the socket)."""
+
+    STATION = "S9"
+    req: int
+    t: int
+    reason: str  # client_disconnect | stop_string | api | shutdown
+    span_id: str
+    internal_ids: list[str]
+
+
+class Close(Record, tag=7):
+    """The request's one end, whichever it was; its root span ends here."""
+
+    STATION = "S9"
+    req: int
+    t: int
+    outcome: str  # finished | aborted | rejected | invalid | engine_dead | error
+    finish_reasons: list[str]
+    stop_reason: str | int | None
+    error_type: str | None
+    error_message: str | None
+    puts: int
+    staples: int
+    takes: int
+    left: int
+    kept_back: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    t_first_token: int | None
+
+
+# ---- engine core ----------------------------------------------------------------------------------------------------------
+
+
+class Receive(Record, tag=20):
+    """The input thread got an ADD (t0), decoded and queued it (t1)."""
+
+    STATION = "S4"
+    req: int
+    internal_id: str
+    t0: int
+    t1: int
+    trace_id: str
+    parent_span_id: str
+    span_id: str  # the request's whole stay in the core
+    body_size: int
+
+
+class ReceiveAbort(Record, tag=21):
+    """The input thread got an ABORT. `headers` are the senders' traceparents by internal id."""
+
+    STATION = "S4"
+    internal_ids: list[str]
+    reason: str
+    t: int
+    headers: dict[str, str]
+
+
+class Schedule(Record, tag=22):
+    """Scheduler.schedule() ran from t0 to t1. Columns: sampled requests in the step and the tokens granted to each."""
+
+    STATION = "S5"
+    step: int
+    t0: int
+    t1: int
+    trace_id: str
+    span_id: str  # engine_core.step
+    reqs: list[int]
+    tokens: list[int]
+    prefills: list[int]  # those of `reqs` that still compute their prompt
+    new: list[tuple[int, int]]  # (req, cached tokens) of those scheduled for the first time or again
+    preempted: list[int]
+    num_requests: int
+    num_prefill: int
+    num_tokens: int
+    num_running: int
+    num_waiting: int
+    kv_usage: float
+
+
+class Execute(Record, tag=23):
+    """The executor ran the step: execute_model called (t0), tokens back (t1)."""
+
+    STATION = "S6"
+    step: int
+    t0: int
+    t1: int
+    span_id: str  # parent of the worker's span
+
+
+class Update(Record, tag=24):
+    """update_from_output ran from t0 to t1; `finished` are (req, finish reason) of sampled requests that ended here."""
+
+    STATION = "S7"
+    step: int
+    t0: int
+    t1: int
+    finished: list[tuple[int, str]]
+
+
+class Send(Record, tag=25):
+    """The output thread took a bag from its queue (t0), encoded (t1) and sent it (t2)."""
+
+    STATION = "S7"
+    trace_id: str
+    parent_span_id: str  # the step's span
+    span_id: str
+    t_queued: int
+    t0: int
+    t1: int
+    t2: int
+    client_index: int
+    num_outputs: int
+    body_size: int
+
+
+class Leave(Record, tag=26):
+    """A request left the core outside a step: aborted in whatever state, or failed. `late` tokens were dropped."""
+
+    STATION = "S5"
+    req: int
+    t: int
+    reason: str
+    status: str  # what it was doing: waiting | running | preempted
+
+
+# ---- worker ---------------------------------------------------------------------------------------------------------------
+
+
+class Work(Record, tag=40):
+    """The worker's own view of a step: inputs prepared (t1), forward pass done (t2), tokens sampled (t3)."""
+
+    STATION = "S6"
+    step: int
+    trace_id: str
+    parent_span_id: str
+    span_id: str
+    t0: int
+    t1: int
+    t2: int
+    t3: int
+    device_ns: int | None
+    rank: int
+
+
+# ---- every process --------------------------------------------------------------------------------------------------------
+
+
+class Phase(Record, tag=60):
+    """A stretch of a process's start-up: "load_weights", "warm_up", "handshake", ..."""
+
+    name: str
+    t0: int
+    t1: int
+
+
+class EngineDead(Record, tag=61):
+    """The front end learned that engine `engine_index` is dead."""
+
+    engine_index: int
+    t: int
+
+
+class Dropped(Record, tag=62):
+    """Records that could not be kept, and why."""
+
+    count: int
+    reason: str
+
+
+class Bye(Record, tag=63):
+    """The writer ended in order; nothing follows in this spool."""
+
+    t: int
+
+
+AnyRecord = (
+    Accept
+    | Tokenise
+    | Post
+    | Sort
+    | Takes
+    | Abort
+    | Close
+    | Receive
+    | ReceiveAbort
+    | Schedule
+    | Execute
+    | Update
+    | Send
+    | Leave
+    | Work
+    | Phase
+    | EngineDead
+    | Dropped
+    | Bye
+)
