@@ -1,0 +1,33 @@
+"""vLLM V1's engine in small: real processes, real ZMQ, real models, and a stamp on every letter.
+
+Names are resolved lazily, so that a child process imports only its own place.
+Mirrors: vllm/__init__.py
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PLACES = {
+    "AsyncEngineArgs": "vllm_lite.engine_args",
+    "AsyncLLM": "vllm_lite.frontend.async_llm",
+    "CompletionOutput": "vllm_lite.outputs",
+    "EngineArgs": "vllm_lite.engine_args",
+    "EngineDeadError": "vllm_lite.exceptions",
+    "EngineGenerateError": "vllm_lite.exceptions",
+    "PoolingParams": "vllm_lite.pooling_params",
+    "RequestOutput": "vllm_lite.outputs",
+    "RequestOutputKind": "vllm_lite.sampling_params",
+    "SamplingParams": "vllm_lite.sampling_params",
+    "VllmConfig": "vllm_lite.config",
+}
+__all__ = ["__version__", *_PLACES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'vllm_lite' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)

@@ -1,0 +1,1 @@
+"""The window: draws journeys in a terminal. Knows only tracing."""

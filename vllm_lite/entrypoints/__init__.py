@@ -1,0 +1,1 @@
+"""The street: what a person touches."""

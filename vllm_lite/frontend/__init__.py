@@ -1,0 +1,1 @@
+"""Process 1, the post office: asyncio, no torch."""
