@@ -24,7 +24,7 @@ _PLACES = {
     "SamplingParams": "vllm_lite.sampling_params",
     "VllmConfig": "vllm_lite.config",
 }
-__all__ = ["__version__", *_PLACES]
+__all__ = ["__version__", *_PLACES]  # noqa: PLE0604  (the places are strings)
 
 
 def __getattr__(name: str) -> Any:

@@ -33,7 +33,7 @@ def check_number(
     accepted = f"a finite number{_bounds(low, high, above_low=above_low)}"
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise refuse(field, value, accepted)
-    if low is not None and (value <= low if above_low else value < low) or (high is not None and value > high):
+    if (low is not None and (value <= low if above_low else value < low)) or (high is not None and value > high):
         raise refuse(field, value, accepted)
 
 

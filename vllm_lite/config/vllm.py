@@ -52,10 +52,7 @@ class VllmConfig:
 
     def __post_init__(self) -> None:
         scheduler, model = self.scheduler_config, self.model_config
-        if not scheduler.enable_chunked_prefill and model.max_model_len is not None:
-            if scheduler.max_num_batched_tokens < model.max_model_len:
-                raise refuse(
-                    "max_num_batched_tokens",
-                    scheduler.max_num_batched_tokens,
-                    f">= max_model_len ({model.max_model_len}) where enable_chunked_prefill is off",
-                )
+        room = scheduler.max_num_batched_tokens
+        if not scheduler.enable_chunked_prefill and room < (model.max_model_len or 0):
+            accepted = f">= max_model_len ({model.max_model_len}) where enable_chunked_prefill is off"
+            raise refuse("max_num_batched_tokens", room, accepted)

@@ -73,9 +73,7 @@ class SpoolWriter:
     def _open(self) -> None:
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         wall, mono = clock_anchor()
-        header = SpoolHeader(
-            SCHEMA, self._role, os.getpid(), self._thread, socket.gethostname(), boot_id(), wall, mono
-        )
+        header = SpoolHeader(SCHEMA, self._role, os.getpid(), self._thread, socket.gethostname(), boot_id(), wall, mono)
         os.write(self._fd, frame(self._encoder.encode(header)))
 
 

@@ -199,3 +199,14 @@ class EngineCoreReadyResponse(msgspec.Struct, array_like=True):
     weights_bytes: int = 0
     attention_backend: str = ""
     load_seconds: float = 0.0
+
+
+class EngineStartFailed(msgspec.Struct, array_like=True):
+    """A starting engine core's second and last word on the handshake socket where it cannot come up.
+
+    `error_type` is the exception's class name; the front end raises a class of `vllm_lite.exceptions` of that name (else
+    EngineStartError) with `message`.
+    """
+
+    error_type: str
+    message: str

@@ -61,7 +61,7 @@ class Executor(ABC):
     @abstractmethod
     def execute_model(
         self, scheduler_output: SchedulerOutput, non_block: bool = False
-    ) -> ModelRunnerOutput | None | Future[ModelRunnerOutput | None]:
+    ) -> ModelRunnerOutput | Future[ModelRunnerOutput | None] | None:
         """Run the forward pass. None: call `sample_tokens` for the result. With `non_block` a Future of the same."""
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Executor(ABC):
         info: dict[str, Any] = self.collective_rpc("get_info")[0]
         return info
 
-    def register_failure_callback(self, callback: FailureCallback) -> None:
+    def register_failure_callback(self, callback: FailureCallback) -> None:  # noqa: B027  (a default for the processless)
         """Call `callback` once when a worker dies; at once where one already has. Executors without processes never do."""
 
     @abstractmethod
