@@ -1,0 +1,54 @@
+"""ZMQ sockets, all made in one way, and the folder their files live in.
+
+Process: front end and engine core. Knows: addresses, socket kinds and that no queue may drop or block (high-water mark 0).
+Does not know: what is sent.
+Mirrors: vllm/utils/network_utils.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+MAX_IPC_PATH = 100  # a Unix socket's path holds 107 bytes; the file's own name takes the rest
+
+
+def ipc_folder() -> Path:
+    """A new folder for socket files that only this user can enter (mode 0700); the caller removes it.
+
+    Under the system's temporary folder, or under /tmp where that path is too long for a Unix socket.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="vllm-lite-"))
+    if len(str(folder)) > MAX_IPC_PATH - 20:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="vllm-lite-", dir="/tmp"))
+    return folder
+
+
+def make_zmq_socket(
+    ctx: zmq.Context[Any], address: str, kind: int, bind: bool, identity: bytes | None = None, linger: int = 0
+) -> zmq.Socket[Any]:
+    """A socket of `kind` (zmq.ROUTER, ...), bound or connected to `address`.
+
+    `identity` names a DEALER to its ROUTER. `linger`: ms that closing waits for unsent messages. No high-water mark: a full
+    queue would block the sender's event loop (PUSH, DEALER) or drop letters (ROUTER). The bound address, with the port that
+    the system chose for port 0, is `socket.getsockopt_string(zmq.LAST_ENDPOINT)`.
+    """
+    socket = ctx.socket(kind)
+    socket.setsockopt(zmq.LINGER, linger)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    if identity is not None:
+        socket.setsockopt(zmq.IDENTITY, identity)
+    try:
+        if bind:
+            socket.bind(address)
+        else:
+            socket.connect(address)
+    except zmq.ZMQError:
+        socket.close(linger=0)
+        raise
+    return socket
