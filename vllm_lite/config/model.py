@@ -44,13 +44,13 @@ class ModelConfig:
         check_choice("dtype", self.dtype, DTYPES)
         check_int("seed", self.seed, 0, 2**63 - 1)
         check_int("max_logprobs", self.max_logprobs, -1)
+        if self.max_model_len is not None:
+            check_int("max_model_len", self.max_model_len, 1)
         if self.model_path and not self.hf_config:
             self.hf_config = _read_json(Path(self.model_path) / "config.json", required=True)
             self.generation_config = _read_json(Path(self.model_path) / "generation_config.json", required=False)
         if self.hf_config:
             self._settle_max_model_len()
-        if self.max_model_len is not None:
-            check_int("max_model_len", self.max_model_len, 1)
 
     @property
     def text_config(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class ModelConfig:
         limit = self.text_config.get("max_position_embeddings") or self.text_config.get("n_positions")
         if self.max_model_len is None:
             self.max_model_len = int(limit) if limit else DEFAULT_MAX_MODEL_LEN
-        elif limit and type(self.max_model_len) is int and self.max_model_len > int(limit):
+        elif limit and self.max_model_len > int(limit):
             raise refuse("max_model_len", self.max_model_len, f"<= {limit}, the positions this model was made for")
 
 

@@ -37,6 +37,8 @@ class SchedulerConfig:
         check_int("stream_interval", self.stream_interval, 1)
         check_bool("enable_chunked_prefill", self.enable_chunked_prefill)
         check_bool("scheduler_reserve_full_isl", self.scheduler_reserve_full_isl)
+        if self.async_scheduling is not None:
+            check_bool("async_scheduling", self.async_scheduling)
         check_choice("policy", self.policy, ("fcfs", "priority"))
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise refuse(

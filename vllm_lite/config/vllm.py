@@ -16,6 +16,9 @@ from vllm_lite.config.observability import ObservabilityConfig
 from vllm_lite.config.parallel import ParallelConfig
 from vllm_lite.config.scheduler import SchedulerConfig
 
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+DEVICES = ("auto", "cpu", "cuda")
+
 
 @dataclass
 class LoadConfig:
@@ -24,7 +27,7 @@ class LoadConfig:
     load_format: str = "auto"
 
     def __post_init__(self) -> None:
-        check_choice("load_format", self.load_format, ("auto", "safetensors", "gguf", "dummy"))
+        check_choice("load_format", self.load_format, LOAD_FORMATS)
 
 
 @dataclass
@@ -34,7 +37,7 @@ class DeviceConfig:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        check_choice("device", self.device, DEVICES)
 
 
 @dataclass

@@ -1,0 +1,188 @@
+"""The flat list of engine options, as keyword arguments and as command-line flags, and the VllmConfig they make.
+
+Process: front end, before the engine starts. Knows: vLLM's option names and the part of the configuration each belongs to.
+Does not know: limits of values (each part checks its own) or any class of the engine.
+Mirrors: vllm/engine/arg_utils.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, Self
+
+from vllm_lite.config import (
+    CacheConfig,
+    DeviceConfig,
+    LoadConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm_lite.config.checks import check_bool, check_int, refuse
+from vllm_lite.config.model import DTYPES
+from vllm_lite.config.model_files import DEFAULT_MODEL, resolve_model
+from vllm_lite.config.parallel import EXECUTOR_BACKENDS
+from vllm_lite.config.vllm import DEVICES, LOAD_FORMATS
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("not a JSON object")
+    return value
+
+
+def _option(default: Any, help_text: str, kind: Any = str, choices: tuple[str, ...] | None = None) -> Any:
+    """A field that is also a flag; `kind` turns the flag's text into the value."""
+    metadata = {"help": help_text, "kind": kind, "choices": choices}
+    if kind is _json_object:
+        return dataclasses.field(default_factory=dict, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass
+class EngineArgs:
+    """Every option of an engine. None means "decided for you"; each field's help says how.
+
+    A value out of range or of the wrong type raises VLLMValidationError from `create_engine_config`, naming the field.
+    """
+
+    model: str = _option(DEFAULT_MODEL, "a local folder, a hub id, or 'tiny' (seeded random weights, made on the fly)")
+    served_model_name: str | None = _option(None, "the model's name in answers and spans; the same as --model where absent")
+    tokenizer: str | None = _option(None, "where the tokenizer lies, if not with the model")
+    skip_tokenizer_init: bool = _option(False, "token ids in and out, no text", bool)
+    dtype: str = _option("auto", "of weights and activations; 'auto' is what config.json says", choices=DTYPES)
+    seed: int = _option(ModelConfig.seed, "of requests that bring none", int)
+    max_model_len: int | None = _option(None, "prompt and answer tokens together; the model's own limit where absent", int)
+    max_logprobs: int = _option(ModelConfig.max_logprobs, "the most log probabilities one request may ask for; -1: all", int)
+    enforce_eager: bool = _option(False, "run every step op by op, without CUDA graphs", bool)
+    load_format: str = _option("auto", "where weights come from; 'dummy' is random values", choices=LOAD_FORMATS)
+    device: str = _option("auto", "where to compute; 'auto' is CUDA where there is one, else the CPU", choices=DEVICES)
+    block_size: int = _option(CacheConfig.block_size, "tokens in one KV cache block", int)
+    gpu_memory_utilization: float = _option(
+        CacheConfig.gpu_memory_utilization, "the share of the GPU's memory for weights, activations and KV cache", float
+    )
+    kv_cache_memory_bytes: int | None = _option(None, "the KV cache's size; measured where absent", int)
+    num_gpu_blocks_override: int | None = _option(None, "the KV cache's size in blocks; beats every other way", int)
+    enable_prefix_caching: bool = _option(True, "keep the KV blocks of earlier prompts for later ones that begin alike", bool)
+    max_num_batched_tokens: int | None = _option(None, "the most tokens in one step; 2048, or more where needed", int)
+    max_num_seqs: int = _option(SchedulerConfig.max_num_seqs, "the most requests in one step", int)
+    enable_chunked_prefill: bool = _option(True, "compute a long prompt in several steps, between other requests", bool)
+    long_prefill_token_threshold: int = _option(0, "the most prompt tokens of one request in one step; 0: no such limit", int)
+    async_scheduling: bool | None = _option(None, "plan the next step while one runs; on where that helps, if absent", bool)
+    stream_interval: int = _option(SchedulerConfig.stream_interval, "tokens between two outputs of a stream", int)
+    distributed_executor_backend: str = _option(
+        "uni", "worker inside the engine core (uni), in a process of its own (mp), or none (toy)", choices=EXECUTOR_BACKENDS
+    )
+    otlp_traces_endpoint: str | None = _option(None, "where spans are sent, such as http://localhost:4317")
+    trace_level: int | None = _option(None, "0 off, 1 requests and steps, 2 + tokens, 3 + a span per request and step", int)
+    trace_dir: str | None = _option(None, "the run directory; one under the user's state folder where absent")
+    trace_keep: bool = _option(False, "keep the spools after they were exported", bool)
+    trace_content: bool = _option(False, "put prompts and answers into the spans", bool)
+    trace_steps: str | None = _option(None, "'sampled', 'all', 'off' or a ratio; $VLLM_LITE_TRACE_STEPS, else 'sampled'")
+    additional_config: dict[str, Any] = _option(None, "settings of plug-in executors", _json_object)  # noqa: RUF009  (a field)
+
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Give `parser` one flag for each field, `--max-model-len` for `max_model_len`; a bool also gets `--no-...`."""
+        for field in dataclasses.fields(cls):
+            flag = "--" + field.name.replace("_", "-")
+            default = {} if field.default is dataclasses.MISSING else field.default
+            kind, choices, text = (field.metadata[key] for key in ("kind", "choices", "help"))
+            if kind is bool:
+                parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
+            else:
+                parser.add_argument(flag, type=kind, choices=choices, default=default, help=text)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """The options in a parsed command line; fields that its parser does not have keep their defaults."""
+        return cls(**{f.name: getattr(args, f.name) for f in dataclasses.fields(cls) if hasattr(args, f.name)})
+
+    def create_engine_config(self) -> VllmConfig:
+        """Check every option, then find the model (which may fetch it) and read its limits.
+
+        Raises VLLMValidationError naming a bad option, UnsupportedModelError where there is no such model.
+        """
+        unresolved = self._model_config()
+        cache, load, device = self._cache_config(), LoadConfig(self.load_format), DeviceConfig(self.device)
+        parallel = ParallelConfig(distributed_executor_backend=self.distributed_executor_backend)
+        observability = self._observability_config()
+        self._scheduler_config(max_model_len=0)
+        if not isinstance(self.additional_config, dict):
+            raise refuse("additional_config", self.additional_config, "a dictionary")
+        model = dataclasses.replace(
+            unresolved,
+            model_path=str(resolve_model(self.model)),
+            tokenizer=None if self.tokenizer is None else str(resolve_model(self.tokenizer)),
+        )
+        scheduler = self._scheduler_config(model.max_model_len or 0)
+        return VllmConfig(model, cache, scheduler, parallel, load, device, observability, dict(self.additional_config))
+
+    def _model_config(self) -> ModelConfig:
+        for name in ("model", "tokenizer", "served_model_name"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name == "model"):
+                raise refuse(name, value, "text")
+        check_bool("skip_tokenizer_init", self.skip_tokenizer_init)
+        check_bool("enforce_eager", self.enforce_eager)
+        return ModelConfig(
+            model=self.model,
+            served_model_name=self.served_model_name,
+            dtype=self.dtype,
+            seed=self.seed,
+            max_model_len=self.max_model_len,
+            max_logprobs=self.max_logprobs,
+            skip_tokenizer_init=self.skip_tokenizer_init,
+            enforce_eager=self.enforce_eager,
+        )
+
+    def _cache_config(self) -> CacheConfig:
+        return CacheConfig(
+            block_size=self.block_size,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            num_gpu_blocks_override=self.num_gpu_blocks_override,
+            enable_prefix_caching=self.enable_prefix_caching,
+        )
+
+    def _scheduler_config(self, max_model_len: int) -> SchedulerConfig:
+        check_int("max_num_seqs", self.max_num_seqs, 1)
+        room = self.max_num_batched_tokens
+        if room is None:
+            whole_prompt = 0 if self.enable_chunked_prefill else max_model_len
+            room = max(SchedulerConfig.max_num_batched_tokens, self.max_num_seqs, whole_prompt)
+        return SchedulerConfig(
+            max_num_batched_tokens=room,
+            max_num_seqs=self.max_num_seqs,
+            enable_chunked_prefill=self.enable_chunked_prefill,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            async_scheduling=self.async_scheduling,
+            stream_interval=self.stream_interval,
+        )
+
+    def _observability_config(self) -> ObservabilityConfig:
+        steps = self.trace_steps if self.trace_steps is not None else os.environ.get("VLLM_LITE_TRACE_STEPS", "sampled")
+        return ObservabilityConfig(
+            otlp_traces_endpoint=self.otlp_traces_endpoint,
+            trace_level=self.trace_level,
+            trace_dir=self.trace_dir,
+            trace_keep=self.trace_keep,
+            trace_content=self.trace_content,
+            trace_steps=steps,
+        )
+
+
+@dataclass
+class AsyncEngineArgs(EngineArgs):
+    """The options of an AsyncLLM: the same. A name of its own because vLLM users type it."""
