@@ -1,6 +1,6 @@
-"""W3C trace context: ids, traceparent in and out, and the one sampling decision.
+"""W3C trace context: ids, traceparent in and out.
 
-Process: all; the sampler runs only in the front end. Knows: headers and ids. Does not know: requests.
+Process: all. Knows: headers and ids. Does not know: requests, or who is sampled.
 Mirrors: vllm/tracing/utils.py
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
 _PATTERN = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
 
@@ -53,11 +54,20 @@ def parse_traceparent(value: str | None) -> SpanContext | None:
     return SpanContext(trace_id, span_id, bool(int(flags, 16) & _SAMPLED))
 
 
-def parent_of(headers: Mapping[str, str] | None) -> SpanContext | None:
-    """The parent that `headers` name, by their traceparent (header names in any case)."""
-    if not headers:
-        return None
-    for name, value in headers.items():
-        if name.lower() == TRACEPARENT:
-            return parse_traceparent(value)
+def header(headers: Mapping[str, str] | None, name: str) -> str | None:
+    """The value of header `name` (lower case), whichever case the sender wrote it in."""
+    for key, value in headers.items() if headers else ():
+        if key.lower() == name:
+            return value
     return None
+
+
+def parent_of(headers: Mapping[str, str] | None) -> SpanContext | None:
+    """The parent that `headers` name, by their traceparent."""
+    return parse_traceparent(header(headers, TRACEPARENT))
+
+
+def child_headers(headers: Mapping[str, str] | None, parent: SpanContext) -> dict[str, str]:
+    """A copy of `headers` whose traceparent names `parent`; all others, tracestate and baggage among them, unchanged."""
+    kept = {name: value for name, value in headers.items() if name.lower() != TRACEPARENT} if headers else {}
+    return {TRACEPARENT: parent.traceparent(), **kept}

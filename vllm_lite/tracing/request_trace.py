@@ -1,0 +1,62 @@
+"""What a traced request carries through the front end: its ids and its counts.
+
+Process: front end. Knows: numbers. Does not know: collectors, detokenizers or spools; whoever holds it counts into it and
+writes the records. A request that is not traced has None in its place, so that the cost of not tracing is one `is None`.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vllm_lite.tracing.context import SpanContext, child_headers
+
+
+class RequestTrace:
+    """One for each sampled request, n > 1 included: its samples share it, as they share the mailbox.
+
+    `req` numbers it in this process's spools, from 1; 0 in `Sort.reqs` stands for a letter of a request that is not traced.
+    The counts go into `Close` and always hold: puts == takes + staples + left, where `left` is what lay in the slot at the
+    close or was replaced by an error. Letters kept back (FINAL_ONLY, stream_interval, n > 1) are no puts.
+    """
+
+    __slots__ = (
+        "closed",
+        "kept_back",
+        "left",
+        "level",
+        "num_cached_tokens",
+        "num_output_tokens",
+        "num_prompt_tokens",
+        "puts",
+        "req",
+        "span_id",
+        "staples",
+        "t_first_token",
+        "takes",
+        "trace_id",
+    )
+
+    def __init__(self, req: int, trace_id: str, span_id: str, level: int) -> None:
+        self.req = req
+        self.trace_id = trace_id
+        self.span_id = span_id  # the request's root span
+        self.level = level
+        self.puts = 0
+        self.staples = 0
+        self.takes = 0
+        self.left = 0
+        self.kept_back = 0
+        self.num_prompt_tokens = 0
+        self.num_output_tokens = 0  # of all samples, as the caller gets them (cut at a stop string)
+        self.num_cached_tokens = 0
+        self.t_first_token: int | None = None  # monotonic ns
+        self.closed = False  # set by whoever writes the Close record, so that there is exactly one
+
+    def traceparent(self, span_id: str) -> str:
+        """The header that makes `span_id`, a span of this request, the receiver's parent."""
+        return SpanContext(self.trace_id, span_id, sampled=True).traceparent()
+
+    def headers(self, original: Mapping[str, str] | None, span_id: str) -> dict[str, str]:
+        """The caller's headers with traceparent replaced by `span_id`'s; tracestate and baggage as they were."""
+        return child_headers(original, SpanContext(self.trace_id, span_id, sampled=True))

@@ -1,0 +1,115 @@
+"""The one sampling decision of a request, made when it is added.
+
+Process: front end. Knows: the sampler that OTEL_TRACES_SAMPLER names and the caller's headers. Does not know: recorders.
+The default sampler needs no SDK (follow the parent's flag, else yes), so its 60 ms import is paid only for another one.
+Mirrors: nothing in vLLM; the SDK decides there for each span.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from vllm_lite.exceptions import VLLMValidationError
+from vllm_lite.tracing.context import SpanContext, new_trace_id, parent_of
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace.sampling import Sampler as SdkSampler
+
+DEFAULT = "parentbased_always_on"
+KNOWN = (
+    DEFAULT,
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+    "always_on",
+    "always_off",
+    "traceidratio",
+)
+
+
+class Decision(NamedTuple):
+    """`trace_id` is the parent's, or a new one; `parent_span_id` None makes the request a root."""
+
+    trace_id: str
+    parent_span_id: str | None
+    sampled: bool
+
+
+class Sampler:
+    """Reads OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG and OTEL_SDK_DISABLED once.
+
+    Raises VLLMValidationError for a sampler or argument that does not exist: the SDK would only warn and sample everything.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        env = os.environ if environ is None else environ
+        self.disabled = env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+        self._sdk = None if self.disabled else _sdk_sampler(env)
+
+    def decide(self, trace_headers: Mapping[str, str] | None, name: str) -> Decision:
+        """Whether the request that these headers came with is recorded, and in which trace. `name` is its span's."""
+        parent = parent_of(trace_headers)
+        trace_id = parent.trace_id if parent else new_trace_id()
+        parent_span_id = parent.span_id if parent else None
+        if self.disabled:
+            sampled = False
+        elif self._sdk is None:
+            sampled = parent is None or parent.sampled
+        else:
+            sampled = _ask(self._sdk, parent, trace_id, name)
+        return Decision(trace_id, parent_span_id, sampled)
+
+
+def _sdk_sampler(env: Mapping[str, str]) -> SdkSampler | None:
+    """The SDK's sampler for these variables; None for the default one."""
+    name = env.get("OTEL_TRACES_SAMPLER", "").strip().lower() or DEFAULT
+    if name == DEFAULT:
+        return None
+    if name not in KNOWN:
+        raise VLLMValidationError(
+            f"OTEL_TRACES_SAMPLER is {name!r}; use one of {', '.join(KNOWN)}", parameter="OTEL_TRACES_SAMPLER", value=name
+        )
+    from opentelemetry.sdk.trace import sampling
+
+    if name.endswith("traceidratio"):
+        ratio = _ratio(env.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or "1.0")
+        return sampling.ParentBasedTraceIdRatio(ratio) if name.startswith("parent") else sampling.TraceIdRatioBased(ratio)
+    return {
+        "parentbased_always_off": sampling.DEFAULT_OFF,
+        "always_on": sampling.ALWAYS_ON,
+        "always_off": sampling.ALWAYS_OFF,
+    }[name]
+
+
+def _ratio(text: str) -> float:
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = -1.0
+    if not 0.0 <= ratio <= 1.0:
+        raise VLLMValidationError(
+            f"OTEL_TRACES_SAMPLER_ARG is {text!r}; use a ratio from 0 to 1", parameter="OTEL_TRACES_SAMPLER_ARG", value=text
+        )
+    return ratio
+
+
+def _ask(sampler: SdkSampler, parent: SpanContext | None, trace_id: str, name: str) -> bool:
+    from opentelemetry.sdk.trace import sampling
+    from opentelemetry.trace import SpanKind
+
+    result = sampler.should_sample(_context(parent), int(trace_id, 16), name, SpanKind.SERVER)
+    return result.decision is sampling.Decision.RECORD_AND_SAMPLE
+
+
+def _context(parent: SpanContext | None) -> Context:
+    """The caller's span as the SDK wants to see it; an empty context without one, never the current one."""
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+
+    if parent is None:
+        return Context()
+    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if parent.sampled else trace.TraceFlags.DEFAULT)
+    span = trace.SpanContext(int(parent.trace_id, 16), int(parent.span_id, 16), is_remote=True, trace_flags=flags)
+    return trace.set_span_in_context(trace.NonRecordingSpan(span), Context())
