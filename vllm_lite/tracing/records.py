@@ -72,7 +72,7 @@ class Sort(Record, tag=4):
     """One bag, from the socket to the last mailbox.
 
     Constant size at level 1. From level 2 `reqs`, `tokens` and `fates` have one entry for each letter, in bag order; late
-    letters (nobody waits any more) are by internal id. `slices` is (t0, t1, size) of each slice. `trace` is the bag's
+    letters (nobody waits any more) are by internal id, not in the columns; `reqs` has 0 for a letter of an untraced request. `slices` is (t0, t1, size) of each slice. `trace` is the bag's
     step_trace (traceparent of the core's send span), None where the step was not sampled.
     """
 
@@ -199,13 +199,17 @@ class Execute(Record, tag=23):
 
 
 class Update(Record, tag=24):
-    """update_from_output ran from t0 to t1; `finished` are (req, finish reason) of sampled requests that ended here."""
+    """update_from_output ran from t0 to t1; `finished` are (req, finish reason) of sampled requests that ended here.
+
+    `num_bags` of the step go out, one for each client with outputs; -1 where the writer does not say.
+    """
 
     STATION = "S7"
     step: int
     t0: int
     t1: int
     finished: list[tuple[int, str]]
+    num_bags: int = -1
 
 
 class Send(Record, tag=25):

@@ -1,0 +1,33 @@
+"""From records to journeys: the model, and what puts it together.
+
+Process: readers. Knows: records. Does not know: spans.
+Mirrors: nothing in vLLM.
+"""
+
+from vllm_lite.tracing.journey.model import (
+    LATE,
+    Bag,
+    Letter,
+    Process,
+    RequestJourney,
+    Run,
+    Share,
+    Spell,
+    Stay,
+    StepJourney,
+    Take,
+)
+
+__all__ = [
+    "LATE",
+    "Bag",
+    "Letter",
+    "Process",
+    "RequestJourney",
+    "Run",
+    "Share",
+    "Spell",
+    "Stay",
+    "StepJourney",
+    "Take",
+]

@@ -1,0 +1,202 @@
+"""What happened in a run, as plain objects: processes, requests, steps and bags, each holding its records.
+
+Process: readers (console, exporter, check). Knows: records and how they belong together. Does not know: files or spans.
+Times in records are monotonic nanoseconds of their process's boot; `Process.wall()` makes them comparable across hosts.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from vllm_lite.tracing import records as rec
+from vllm_lite.tracing.journey.ends import Ends
+
+LATE = "l"  # a fourth fate beside records.PUT, STAPLED and KEPT_BACK: nobody waited for the letter any more
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """One place of the run. A worker inside the engine core's process is a place of its own with the same pid."""
+
+    role: str  # frontend | engine-core | worker
+    pid: int
+    host: str
+    boot_id: str
+    offset: int = 0  # wall minus monotonic clock, ns; one for all processes of a boot
+    threads: dict[str, bool] = field(default_factory=dict)  # thread -> its spool ended with a farewell
+    t_last: int = 0  # the newest time seen in its records
+    alive: bool = False  # it still ran when its spools were read
+
+    def wall(self, t: int) -> int:
+        """Monotonic `t` of this process as nanoseconds since 1970."""
+        return t + self.offset
+
+    @property
+    def ended(self) -> bool:
+        """It stopped in order: every thread said farewell."""
+        return bool(self.threads) and all(self.threads.values())
+
+    @property
+    def died(self) -> bool:
+        """It stopped without a farewell."""
+        return not self.ended and not self.alive
+
+
+class Share(NamedTuple):
+    """A request's part in one step."""
+
+    step: StepJourney
+    tokens: int
+    prefill: bool  # it still computed its prompt
+
+
+@dataclass(slots=True, eq=False)
+class Spell:
+    """A request's way from the waiting queue through its steps, to its end or to the preemption that sends it back."""
+
+    t_queued: int | None  # None where the record that says so is lost
+    shares: Ends[Share]
+    t_scheduled: int | None = None  # start of the first step it takes part in
+    num_cached_tokens: int = 0
+    num_prefills: int = 0  # how many of its first steps computed the prompt
+    num_prefill_tokens: int = 0
+    t_preempted: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Stay:
+    """One internal request's time in an engine core: from ADD to its finish in a step, or to its leave outside one."""
+
+    process: Process
+    req: int  # the engine core's number for it
+    receive: rec.Receive | None = None
+    request: RequestJourney | None = None
+    post: rec.Post | None = None
+    spells: list[Spell] = field(default_factory=list)
+    finish_reason: str | None = None
+    t_finished: int | None = None
+    leave: rec.Leave | None = None
+
+    @property
+    def t_end(self) -> int | None:
+        """When it was over, None while it is not (or died with the process)."""
+        return self.t_finished if self.t_finished is not None else self.leave.t if self.leave else None
+
+    @property
+    def shares(self) -> list[Share]:
+        """Its part in every step, in order."""
+        return [share for spell in self.spells for share in spell.shares]
+
+
+class Take(NamedTuple):
+    """The caller took a letter out of the mailbox, after it had lain there for `wait` ns."""
+
+    t: int
+    tokens: int
+    wait: int
+
+
+class Letter(NamedTuple):
+    """One row of a bag. `request` is None where it is not traced or not known."""
+
+    request: RequestJourney | None
+    bag: Bag
+    tokens: int
+    fate: str  # records.PUT | STAPLED | KEPT_BACK, or LATE
+    slice: int  # index into bag.sort.slices
+
+
+@dataclass(slots=True, eq=False)
+class RequestJourney:
+    """One sampled request as the front end knew it, with its stays in engine cores (one for each of n)."""
+
+    process: Process
+    accept: rec.Accept
+    letters: Ends[Letter]  # level 2 and up
+    takes: Ends[Take]  # level 2 and up
+    tokenise: rec.Tokenise | None = None
+    posts: list[rec.Post] = field(default_factory=list)
+    stays: list[Stay] = field(default_factory=list)
+    late: list[Letter] = field(default_factory=list)
+    aborts: list[rec.Abort] = field(default_factory=list)
+    abort_receipts: list[tuple[Process, rec.ReceiveAbort]] = field(default_factory=list)
+    close: rec.Close | None = None
+
+    @property
+    def receives(self) -> list[rec.Receive]:
+        """What the engine core's input thread noted, one for each stay."""
+        return [stay.receive for stay in self.stays if stay.receive is not None]
+
+    @property
+    def shares(self) -> list[Share]:
+        """Its part in every step, sample after sample."""
+        return [share for stay in self.stays for share in stay.shares]
+
+    @property
+    def steps(self) -> list[StepJourney]:
+        """The steps it took part in, each once, in the order in which they ran."""
+        unique = {id(share.step): share.step for share in self.shares}
+        return sorted(unique.values(), key=lambda step: step.process.wall(step.schedule.t0))
+
+
+@dataclass(slots=True, eq=False)
+class StepJourney:
+    """One step of an engine core that held a traced request."""
+
+    process: Process
+    schedule: rec.Schedule
+    stays: list[tuple[Stay, int]] = field(default_factory=list)  # who took part, and the tokens granted
+    preempted: list[Stay] = field(default_factory=list)
+    execute: rec.Execute | None = None
+    works: list[tuple[Process, rec.Work]] = field(default_factory=list)  # one for each rank
+    update: rec.Update | None = None
+    sends: list[rec.Send] = field(default_factory=list)  # one for each client that got a bag
+    bags: list[Bag] = field(default_factory=list)  # those that were opened
+
+    @property
+    def index(self) -> int:
+        """The engine core's count of its steps."""
+        return self.schedule.step
+
+    @property
+    def work(self) -> rec.Work | None:
+        """The first rank's view of the step."""
+        return self.works[0][1] if self.works else None
+
+    @property
+    def requests(self) -> list[RequestJourney]:
+        """The traced requests in it, each once."""
+        unique = {id(stay.request): stay.request for stay, _ in self.stays if stay.request is not None}
+        return list(unique.values())
+
+
+@dataclass(slots=True, eq=False)
+class Bag:
+    """One bag as the front end sorted it. `send` and `step` are None where they are not traced or were lost."""
+
+    process: Process
+    sort: rec.Sort
+    letters: list[Letter] = field(default_factory=list)  # level 2 and up; late ones at every level, last
+    step: StepJourney | None = None
+    send: rec.Send | None = None
+    aborts: list[tuple[RequestJourney, rec.Abort]] = field(default_factory=list)  # stop strings found while sorting
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """All that the spools of one run directory tell, in the order of time."""
+
+    path: Path
+    processes: list[Process] = field(default_factory=list)
+    requests: list[RequestJourney] = field(default_factory=list)
+    steps: list[StepJourney] = field(default_factory=list)
+    bags: list[Bag] = field(default_factory=list)
+    phases: list[tuple[Process, rec.Phase]] = field(default_factory=list)
+    deaths: list[tuple[Process, rec.EngineDead]] = field(default_factory=list)
+    dropped: list[tuple[Process, rec.Dropped]] = field(default_factory=list)
+    torn: int = 0  # spools whose last frame was cut short
+    unknown: int = 0  # records of kinds that this version does not know
+    unclaimed: int = 0  # records whose beginning is lost
