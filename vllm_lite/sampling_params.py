@@ -87,12 +87,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     def clone(self) -> SamplingParams:
         """A copy whose containers are its own."""
-        return msgspec.structs.replace(
-            self,
-            stop=list(self.stop_strings),
-            stop_token_ids=None if self.stop_token_ids is None else list(self.stop_token_ids),
-            all_stop_token_ids=set(self.all_stop_token_ids),
-        )
+        held = {name: getattr(self, name) for name in self.__struct_fields__}
+        own = {name: value.copy() for name, value in held.items() if isinstance(value, list | set | dict)}
+        return msgspec.structs.replace(self, **own)
 
     def _check_numbers(self) -> None:
         check_int("n", self.n, 1, MAX_N)

@@ -87,7 +87,10 @@ def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
                 "(config.json, tokenizer.json, *.safetensors), a hub id, or 'tiny'"
             )
         return {}
-    loaded = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnsupportedModelError(f"{path} is not JSON: {error}") from error
     if not isinstance(loaded, dict):
         raise UnsupportedModelError(f"{path} does not hold a JSON object")
     return loaded
