@@ -1,0 +1,213 @@
+"""A model small enough to check the scheduler with: the next token is a hash of every token before it.
+
+Process: engine core. Knows: paged blocks that hold token ids instead of K and V, and each request's block table. Does not know:
+torch, or how the scheduler chose those blocks. The hash is taken over the tokens *read back* through the block table, so a
+block that was shared, freed or skipped wrongly shows as a wrong token. `expected_tokens` is the same answer without any blocks.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_lite.config import VllmConfig
+from vllm_lite.engine_core.executor.uniproc_executor import UniProcExecutor
+from vllm_lite.pooling_params import PoolingParams
+from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm_lite.wire.step import LogprobsLists, ModelRunnerOutput, NewRequestData, SchedulerOutput
+
+FIRST_TOKEN, NUM_TOKENS = 32, 95  # answers are printable ASCII, one byte for each token
+DEFAULT_BLOCKS = 8192
+EMBEDDING_SIZE = 8
+_MASK = (1 << 64) - 1
+
+
+def expected_tokens(prompt_token_ids: Sequence[int], num_tokens: int, params: SamplingParams | None = None) -> list[int]:
+    """The first `num_tokens` tokens of the toy's answer, worked out plainly: what every schedule must yield."""
+    tokens = list(prompt_token_ids)
+    for num_output_tokens in range(num_tokens):
+        tokens.append(_next_token(np.array(tokens, dtype=np.int64), num_output_tokens, params))
+    return tokens[len(prompt_token_ids) :]
+
+
+class ToyWorker:
+    """Answers the calls of `vllm_lite.worker.worker.Worker` without a model.
+
+    Reads from `additional_config`: `toy_step_time` (seconds each step takes at least), `toy_error_token` (a prompt that holds
+    this id fails alone), `toy_crash_at_step` (that step fails as a whole).
+    """
+
+    def __init__(self, vllm_config: VllmConfig, rank: int = 0) -> None:
+        self.rank = rank
+        settings = vllm_config.additional_config
+        self._step_time = float(settings.get("toy_step_time", 0.0))
+        self._error_token = settings.get("toy_error_token")
+        self._crash_at_step = settings.get("toy_crash_at_step")
+        self._block_size = vllm_config.cache_config.block_size
+        self._blocks: npt.NDArray[np.int64] = np.full((1, self._block_size), -1, dtype=np.int64)
+        self._requests: dict[str, _ToyRequest] = {}
+        self._scheduler_output: SchedulerOutput | None = None
+
+    def get_info(self) -> dict[str, Any]:
+        """Facts for READY."""
+        return {"dtype": "int64", "device": "cpu", "attention_backend": "toy", "weights_bytes": 0, "load_seconds": 0.0}
+
+    def get_kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
+        """One layer whose "K" is the token id."""
+        return {"toy": FullAttentionSpec(self._block_size, 1, 1, 0, "int64")}
+
+    def determine_available_memory(self) -> int:
+        """Room for 8192 blocks, in bytes."""
+        return DEFAULT_BLOCKS * self.get_kv_cache_specs()["toy"].page_size_bytes
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the blocks, filled with an id that no prompt holds."""
+        self._blocks = np.full((kv_cache_config.num_blocks, self._block_size), -1, dtype=np.int64)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Write the scheduled tokens of every request into its blocks; the reads come later, in `sample_tokens`."""
+        started = time.monotonic()
+        if scheduler_output.step == self._crash_at_step:
+            raise RuntimeError(f"the toy was told to crash at step {scheduler_output.step}")
+        self._update_requests(scheduler_output)
+        if not scheduler_output.num_scheduled_tokens:
+            return ModelRunnerOutput([], [])
+        for req_id, count in scheduler_output.num_scheduled_tokens.items():
+            self._write(self._requests[req_id], count)
+        self._scheduler_output = scheduler_output
+        time.sleep(max(0.0, started + self._step_time - time.monotonic()))
+        return None
+
+    def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput:
+        """One token for each request whose prompt is complete, from what its block table leads to."""
+        assert self._scheduler_output is not None
+        scheduled, self._scheduler_output = self._scheduler_output.num_scheduled_tokens, None
+        output = ModelRunnerOutput(list(scheduled), [], logprobs=[], pooler_output=[])
+        for req_id in scheduled:
+            self._sample_one(self._requests[req_id], output)
+        if not any(row is not None for row in output.logprobs or ()):
+            output.logprobs = None
+        if not any(row is not None for row in output.pooler_output or ()):
+            output.pooler_output = None
+        return output
+
+    def check_health(self) -> None:
+        """Nothing can break here."""
+
+    def sleep_for(self, seconds: float) -> int:
+        """Keep the worker busy; its rank comes back. For tests of time-outs."""
+        time.sleep(seconds)
+        return self.rank
+
+    def shutdown(self) -> None:
+        """Drop every request."""
+        self._requests.clear()
+
+    def _update_requests(self, scheduler_output: SchedulerOutput) -> None:
+        for req_id in (*scheduler_output.finished_req_ids, *scheduler_output.preempted_req_ids):
+            self._requests.pop(req_id, None)
+        for new in scheduler_output.scheduled_new_reqs:
+            self._requests[new.req_id] = _ToyRequest(new)
+        cached = scheduler_output.scheduled_cached_reqs
+        for req_id, new_block_ids, num_computed_tokens in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            request = self._requests[req_id]
+            request.num_computed_tokens = num_computed_tokens
+            if new_block_ids is not None:
+                request.block_ids.extend(new_block_ids[0])
+
+    def _write(self, request: _ToyRequest, count: int) -> None:
+        start, end = request.num_computed_tokens, request.num_computed_tokens + count
+        tokens = request.token_ids[start:end]
+        assert len(tokens) == count, f"{request.req_id}: scheduled to {end} of {len(request.token_ids)} tokens"
+        for position, token in enumerate(tokens, start):
+            block, offset = divmod(position, self._block_size)
+            self._blocks[request.block_ids[block], offset] = token
+        request.num_computed_tokens = end
+
+    def _sample_one(self, request: _ToyRequest, output: ModelRunnerOutput) -> None:
+        assert output.logprobs is not None
+        assert output.pooler_output is not None
+        tokens: list[int] = []
+        logprobs = pooled = None
+        if self._error_token in request.token_ids:
+            output.errors[request.req_id] = f"the toy was told to fail on token {self._error_token}"
+        elif request.num_computed_tokens == len(request.token_ids):
+            context = self._blocks[request.block_ids].reshape(-1)[: request.num_computed_tokens]
+            if request.pooling_params is not None:
+                pooled = _embedding(context, request.pooling_params)
+            else:
+                tokens = [_next_token(context, request.num_output_tokens, request.sampling_params)]
+                logprobs = _logprobs(tokens[0], request.sampling_params)
+                request.token_ids.extend(tokens)
+        output.sampled_token_ids.append(tokens)
+        output.logprobs.append(logprobs)
+        output.pooler_output.append(pooled)
+
+
+class ToyExecutor(UniProcExecutor):
+    """The toy as a place in the engine core's own process."""
+
+    def _make_worker(self) -> ToyWorker:
+        return ToyWorker(self.vllm_config)
+
+
+class _ToyRequest:
+    __slots__ = (
+        "block_ids",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "pooling_params",
+        "req_id",
+        "sampling_params",
+        "token_ids",
+    )
+
+    def __init__(self, new: NewRequestData) -> None:
+        self.req_id = new.req_id
+        self.token_ids = list(new.prefill_token_ids)
+        self.num_prompt_tokens = new.num_prompt_tokens
+        self.sampling_params = new.sampling_params
+        self.pooling_params = new.pooling_params
+        self.block_ids = list(new.block_ids[0])
+        self.num_computed_tokens = new.num_computed_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+def _next_token(context: npt.NDArray[np.int64], num_output_tokens: int, params: SamplingParams | None) -> int:
+    seed = params.seed if params is not None and params.seed is not None else 0
+    weights = np.arange(1, len(context) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    weights ^= weights >> np.uint64(29)  # without this the sum would be a multiple of a small number, and faults could cancel
+    mixed = (int(((context.astype(np.uint64) + np.uint64(1)) * weights).sum()) + seed * 0xD1342543DE82EF95) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    token = FIRST_TOKEN + (mixed ^ (mixed >> 31)) % NUM_TOKENS
+    if params is not None and num_output_tokens < params.min_tokens:
+        while token in params.all_stop_token_ids:
+            token = FIRST_TOKEN + (token + 1 - FIRST_TOKEN) % NUM_TOKENS
+    return token
+
+
+def _logprobs(token: int, params: SamplingParams | None) -> LogprobsLists | None:
+    if params is None or params.logprobs is None:
+        return None
+    count = NUM_TOKENS if params.logprobs == -1 else params.logprobs
+    candidates = FIRST_TOKEN + (token - FIRST_TOKEN + np.arange(count, dtype=np.int32)) % NUM_TOKENS
+    ids = np.concatenate([[token], candidates]).astype(np.int32)
+    values = np.concatenate([[-0.5], -0.5 * np.arange(1, count + 1)]).astype(np.float32)
+    return LogprobsLists(ids[None, :], values[None, :], np.ones(1, dtype=np.int32))
+
+
+def _embedding(context: npt.NDArray[np.int64], params: PoolingParams) -> npt.NDArray[np.float32]:
+    weights = np.arange(1, len(context) + 1, dtype=np.float64)
+    vector = np.bincount(context % EMBEDDING_SIZE, weights=weights, minlength=EMBEDDING_SIZE)
+    return (vector / np.linalg.norm(vector) if params.normalize else vector).astype(np.float32)

@@ -1,0 +1,86 @@
+"""The worker as a place in the engine core's own process.
+
+Process: engine core (and the front end's, for an engine in process). Knows: the worker's methods. Does not know: torch; the
+worker is imported when one is built.
+Mirrors: vllm/v1/executor/uniproc_executor.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from vllm_lite.config import VllmConfig
+from vllm_lite.engine_core.executor.abstract import Executor
+from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
+
+T = TypeVar("T")
+
+
+class UniProcExecutor(Executor):
+    """Calls one worker directly; a Future of it is always done already."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        super().__init__(vllm_config)
+        self.worker = self._make_worker()
+
+    def _make_worker(self) -> Any:
+        from vllm_lite.worker.worker import Worker
+
+        return Worker(self.vllm_config, rank=0)
+
+    def get_kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
+        """The worker's answer."""
+        specs: dict[str, FullAttentionSpec] = self.worker.get_kv_cache_specs()
+        return specs
+
+    def determine_available_memory(self) -> int:
+        """The worker's answer, in bytes."""
+        return int(self.worker.determine_available_memory())
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Let the worker allocate its KV cache."""
+        self.worker.initialize_from_config(kv_cache_config)
+
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, non_block: bool = False
+    ) -> ModelRunnerOutput | Future[ModelRunnerOutput | None] | None:
+        """Run the forward pass before returning."""
+        if non_block:
+            return _done(lambda: self.worker.execute_model(scheduler_output))
+        output: ModelRunnerOutput | None = self.worker.execute_model(scheduler_output)
+        return output
+
+    def sample_tokens(
+        self, grammar_output: None = None, non_block: bool = False
+    ) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
+        """Sample before returning."""
+        if non_block:
+            return _done(lambda: self.worker.sample_tokens(grammar_output))
+        output: ModelRunnerOutput = self.worker.sample_tokens(grammar_output)
+        return output
+
+    def collective_rpc(
+        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Call the worker's method; it runs inline, so `timeout` has nothing to interrupt."""
+        return [getattr(self.worker, method)(*args, **(kwargs or {}))]
+
+    def check_health(self) -> None:
+        """A worker in this process is alive while this process is."""
+        self.worker.check_health()
+
+    def shutdown(self) -> None:
+        """Let the worker free what it holds."""
+        self.worker.shutdown()
+
+
+def _done(call: Callable[[], T]) -> Future[T]:
+    future: Future[T] = Future()
+    try:
+        future.set_result(call())
+    except Exception as error:
+        future.set_exception(error)
+    return future
