@@ -1,0 +1,59 @@
+# Two commands do everything: `make demo` runs the main job, `make test` passes every test. Both set up .venv first.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
+TORCH := 2.13.0
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Where an index offers a CPU build it is smaller by gigabytes; where there is a GPU it would be the wrong one.
+GPU := $(shell nvidia-smi --list-gpus 2>/dev/null | grep --max-count=1 GPU)
+SOAK := $(or $(TMPDIR),/tmp)/vllm-lite-soak
+
+.PHONY: demo test lint soak bench clean
+
+demo: $(VENV)/.ready
+	@$(BIN)/vllm-lite trace run --demo
+
+test: lint
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/.ready-dev
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+# The demo's journey under load: 64 answers of 200 tokens, 16 at a time, then the spools against what the callers saw.
+soak: $(VENV)/.ready
+	@rm -rf $(SOAK)
+	@$(BIN)/vllm-lite trace run --requests 64 --concurrency 16 --max-tokens 200 --level 3 --slow-reader 50 \
+		--stop "." --abort-after 3 --out $(SOAK)
+	@$(BIN)/vllm-lite trace check $(SOAK)
+
+bench: $(VENV)/.ready-dev
+	@$(BIN)/python benchmarks/startup.py
+	@$(BIN)/python benchmarks/death.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/.made: Makefile
+	@test -n "$(PYTHON)" || { echo "vllm-lite needs Python 3.11 or later (python3 with its venv module) on the PATH"; exit 1; }
+	@echo "vllm-lite: making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "vllm-lite: installing torch ($(if $(GPU),CUDA build,CPU build where the package index offers one))"
+	@$(if $(GPU),,$(PIP) "torch==$(TORCH)+cpu" 2>/dev/null ||) $(PIP) "torch==$(TORCH)$(if $(GPU),$(comma)!=$(TORCH)+cpu)"
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.made pyproject.toml
+	@echo "vllm-lite: installing vllm-lite and what it needs"
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	@echo "vllm-lite: installing the tools that test it"
+	@$(PIP) --editable ".[dev]"
+	@touch $@
+
+comma := ,
