@@ -1,4 +1,5 @@
-"""One mapped page in the run directory that every process of a run reads: the trace level and how many requests are left.
+"""One mapped page in the run directory that every process of a run reads: the trace level, how many requests are left, and the
+clock anchor that all of the run's times are told by.
 
 Process: all; written by whoever builds the engine and by `vllm-lite trace attach`. Knows: bytes at fixed places. Does not
 know: recorders. Reading it costs no system call, so each process looks once per step or bag.
@@ -11,12 +12,16 @@ import mmap
 import struct
 from pathlib import Path
 
+from vllm_lite.tracing.clock import Anchor, clock_anchor
+
 CONTROL_FILE = "control"
 _MAGIC = b"VLTC\x01"
-_SIZE = 64
+_SIZE = 128
 _LEVEL = 8
 _COUNT = 16  # int64: requests still to be traced; negative means no limit
 _PID = 24  # int64: the front end that owns the run
+_ANCHOR = 32  # two int64: wall and monotonic clock
+_BOOT = slice(48, 96)  # ASCII, filled up with zeros
 
 
 class ControlPage:
@@ -26,13 +31,16 @@ class ControlPage:
         self._page = page
 
     @classmethod
-    def create(cls, run_dir: Path, level: int, count: int = -1, pid: int = 0) -> ControlPage:
-        """Write a new page; raises FileExistsError where the run directory already has one."""
+    def create(cls, run_dir: Path, level: int, count: int = -1, pid: int = 0, anchor: Anchor | None = None) -> ControlPage:
+        """Write a new page, by default with this moment's anchor; raises FileExistsError where there already is one."""
+        wall_ns, mono_ns, boot_id = anchor or clock_anchor()
         body = bytearray(_SIZE)
         body[: len(_MAGIC)] = _MAGIC
         body[_LEVEL] = level
         struct.pack_into("<q", body, _COUNT, count)
         struct.pack_into("<q", body, _PID, pid)
+        struct.pack_into("<qq", body, _ANCHOR, wall_ns, mono_ns)
+        body[_BOOT] = boot_id.encode("ascii")[:48].ljust(48, b"\0")
         with (run_dir / CONTROL_FILE).open("xb") as file:
             file.write(body)
         return cls.open(run_dir)
@@ -68,6 +76,12 @@ class ControlPage:
     def pid(self) -> int:
         """The process that owns the run."""
         return int(struct.unpack_from("<q", self._page, _PID)[0])
+
+    @property
+    def anchor(self) -> Anchor:
+        """What ties the monotonic clock of the owner's boot to the wall."""
+        wall_ns, mono_ns = struct.unpack_from("<qq", self._page, _ANCHOR)
+        return Anchor(wall_ns, mono_ns, self._page[_BOOT].rstrip(b"\0").decode("ascii"))
 
     def admit(self) -> bool:
         """Take one from the count. Several front ends may race by one; the count is a limit, not an account."""

@@ -8,25 +8,26 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
+from vllm_lite.tracing.clock import now_ns
 from vllm_lite.tracing.control_page import ControlPage
 from vllm_lite.tracing.records import Bye, Record, Takes
 from vllm_lite.tracing.spool import SpoolWriter
 
-now_ns = time.monotonic_ns
+__all__ = ["Recorder", "now_ns"]
 
 
 class Recorder:
     """Buffers one frame's records for one thread of one process.
 
-    `role` is "frontend", "engine-core" or "worker"; `thread` tells this process's spools apart.
+    `role` is "frontend", "engine-core" or "worker"; `thread` tells this process's spools apart. `spool` replaces the one that
+    these would make.
     """
 
-    def __init__(self, run_dir: str | Path, role: str, thread: str) -> None:
+    def __init__(self, run_dir: str | Path, role: str, thread: str, spool: SpoolWriter | None = None) -> None:
         self._control = ControlPage.open(Path(run_dir))
-        self._spool = SpoolWriter(Path(run_dir), role, thread)
+        self._spool = spool or SpoolWriter(Path(run_dir), role, thread)
         self._records: list[Record] = []
         self.level = self._control.level
         self._take_reqs: list[int] = []
@@ -63,8 +64,8 @@ class Recorder:
             self._spool.write(self._records)
             self._records.clear()
 
-    def close(self) -> None:
-        """Write the last frame and the farewell that tells readers nothing is missing."""
+    def close(self, t: int | None = None) -> None:
+        """Write the last frame and the farewell (at `t`, else now) that tells readers nothing is missing."""
         self.flush()
-        self._spool.close(Bye(now_ns()))
+        self._spool.close(Bye(now_ns() if t is None else t))
         self._control.close()

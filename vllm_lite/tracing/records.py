@@ -8,20 +8,31 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
 
-AttributeValue = str | bool | int | float | list[str] | list[int]
+AttributeValue = str | bool | int | float | Sequence[str | int]
 
 # A letter's fate, one character each in Sort.fates.
 PUT, STAPLED, KEPT_BACK = "p", "s", "k"
 
 
 class Record(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
-    """Base of all kinds. `STATION` is a code of `stations.STATIONS`, or "" for a process's own life."""
+    """Base of all kinds. `STATION` is a code of `stations.STATIONS`, or "" for a process's own life.
+
+    `NEWEST` names the field that holds the latest of its times.
+    """
 
     STATION: ClassVar[str] = ""
+    NEWEST: ClassVar[str] = "t"
+
+    @property
+    def newest(self) -> int:
+        """The latest monotonic time in this record, 0 where it has none."""
+        value: int | list[int] = getattr(self, self.NEWEST, 0)
+        return value if isinstance(value, int) else value[-1]
 
 
 # ---- front end ------------------------------------------------------------------------------------------------------------
@@ -48,6 +59,7 @@ class Tokenise(Record, tag=2):
     """The prompt became token ids and passed the checks."""
 
     STATION = "S2"
+    NEWEST = "t1"
     req: int
     t0: int
     t1: int
@@ -58,6 +70,7 @@ class Post(Record, tag=3):
     """An EngineCoreRequest was encoded (from t0) and handed to the socket (t1). One for each of n."""
 
     STATION = "S3"
+    NEWEST = "t1"
     req: int
     internal_id: str
     t0: int
@@ -71,12 +84,13 @@ class Post(Record, tag=3):
 class Sort(Record, tag=4):
     """One bag, from the socket to the last mailbox.
 
-    Constant size at level 1. From level 2 `reqs`, `tokens` and `fates` have one entry for each letter, in bag order; late
-    letters (nobody waits any more) are by internal id, not in the columns; `reqs` has 0 for a letter of an untraced request. `slices` is (t0, t1, size) of each slice. `trace` is the bag's
-    step_trace (traceparent of the core's send span), None where the step was not sampled.
+    Constant size at level 1. From level 2 `reqs`, `tokens` and `fates` have one entry for each letter that somebody waits for,
+    in bag order (req 0: the request is not traced); late letters are in `late` at every level. `slices` is (t0, t1, size) of
+    each slice. `trace` is the bag's step_trace (traceparent of the core's send span), None where the step was not sampled.
     """
 
     STATION = "S8"
+    NEWEST = "t_done"
     bag: int  # counted from 0 by this front end
     engine_index: int
     trace: str | None
@@ -100,6 +114,7 @@ class Takes(Record, tag=5):
     """Letters taken from mailboxes since the last flush, as parallel columns (level 2 and up)."""
 
     STATION = "S9"
+    NEWEST = "ts"
     reqs: list[int]
     ts: list[int]
     tokens: list[int]
@@ -146,6 +161,7 @@ class Receive(Record, tag=20):
     """The input thread got an ADD (t0), decoded and queued it (t1)."""
 
     STATION = "S4"
+    NEWEST = "t1"
     req: int
     internal_id: str
     t0: int
@@ -170,6 +186,7 @@ class Schedule(Record, tag=22):
     """Scheduler.schedule() ran from t0 to t1. Columns: sampled requests in the step and the tokens granted to each."""
 
     STATION = "S5"
+    NEWEST = "t1"
     step: int
     t0: int
     t1: int
@@ -192,6 +209,7 @@ class Execute(Record, tag=23):
     """The executor ran the step: execute_model called (t0), tokens back (t1)."""
 
     STATION = "S6"
+    NEWEST = "t1"
     step: int
     t0: int
     t1: int
@@ -205,6 +223,7 @@ class Update(Record, tag=24):
     """
 
     STATION = "S7"
+    NEWEST = "t1"
     step: int
     t0: int
     t1: int
@@ -216,6 +235,7 @@ class Send(Record, tag=25):
     """The output thread took a bag from its queue (t0), encoded (t1) and sent it (t2)."""
 
     STATION = "S7"
+    NEWEST = "t2"
     trace_id: str
     parent_span_id: str  # the step's span
     span_id: str
@@ -245,6 +265,7 @@ class Work(Record, tag=40):
     """The worker's own view of a step: inputs prepared (t1), forward pass done (t2), tokens sampled (t3)."""
 
     STATION = "S6"
+    NEWEST = "t3"
     step: int
     trace_id: str
     parent_span_id: str
@@ -263,6 +284,7 @@ class Work(Record, tag=40):
 class Phase(Record, tag=60):
     """A stretch of a process's start-up: "load_weights", "warm_up", "handshake", ..."""
 
+    NEWEST = "t1"
     name: str
     t0: int
     t1: int

@@ -1,7 +1,8 @@
 """The file format of a spool: frames of (length, crc32, body), the first one a header.
 
-Process: all write, readers and the exporter read. Knows: bytes, clocks, who writes. Does not know: what records mean.
-The file appears with the first record, so an untraced run leaves none.
+Process: all write, readers and the exporter read. Knows: bytes, files, who writes. Does not know: what records mean.
+A spool is cut into segments, `<role>-<pid>-<thread>.vlt`, then `.1.vlt`, `.2.vlt`, each with a header of its own. The first
+file appears with the first record, so an untraced run leaves none.
 Mirrors: nothing in vLLM.
 """
 
@@ -11,20 +12,22 @@ import logging
 import os
 import socket
 import struct
-import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from vllm_lite.tracing.records import Record
+from vllm_lite.tracing.clock import clock_anchor
+from vllm_lite.tracing.records import Dropped, Record
 
 logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 SUFFIX = ".vlt"
 FRAME_HEAD = struct.Struct("<II")
+SEGMENT_BYTES = 64 << 20
+RUN_BYTES = 2 << 30
 
 
 class SpoolHeader(msgspec.Struct):
@@ -41,13 +44,29 @@ class SpoolHeader(msgspec.Struct):
 
 
 class SpoolWriter:
-    """One thread's spool. `failed` is True after a write error; nothing is written then and nothing ever raises."""
+    """One thread's spool. `failed` is True after a write error; nothing is written then and nothing ever raises.
 
-    def __init__(self, run_dir: Path, role: str, thread: str) -> None:
-        self._path = run_dir / f"{role}-{os.getpid()}-{thread}{SUFFIX}"
-        self._role, self._thread = role, thread
+    `header` is this process's own unless given. A segment that has grown beyond `segment_bytes` is followed by a new one, and
+    the oldest finished segments of the run go while it holds more than `run_bytes`.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        role: str,
+        thread: str,
+        header: SpoolHeader | None = None,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        run_bytes: int = RUN_BYTES,
+    ) -> None:
+        self._run_dir = run_dir
+        self._header = header or _own_header(role, thread)
+        self._segment_bytes, self._run_bytes = segment_bytes, run_bytes
+        self._segment = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._fd: int | None = None
+        self._size = 0
         self.failed = False
 
     def write(self, records: Sequence[Record]) -> None:
@@ -57,11 +76,12 @@ class SpoolWriter:
         try:
             if self._fd is None:
                 self._open()
-            assert self._fd is not None
-            os.write(self._fd, frame(self._encoder.encode(records)))
+            self._put(frame(self._encoder.encode(records)))
+            if self._size > self._segment_bytes:
+                self._next_segment()
         except OSError as error:
             self.failed = True
-            logger.warning("tracing stops here: cannot write %s: %s", self._path, error)
+            logger.warning("tracing of this thread stops: cannot write to %s: %s", self._run_dir, error)
 
     def close(self, last: Record) -> None:
         """Append `last` and close; a spool that was never opened stays absent."""
@@ -71,10 +91,34 @@ class SpoolWriter:
             self._fd = None
 
     def _open(self) -> None:
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        wall, mono = clock_anchor()
-        header = SpoolHeader(SCHEMA, self._role, os.getpid(), self._thread, socket.gethostname(), boot_id(), wall, mono)
-        os.write(self._fd, frame(self._encoder.encode(header)))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        while self._fd is None:
+            header = self._header
+            path = self._run_dir / segment_name(header.role, header.pid, header.thread, self._segment)
+            try:
+                self._fd = os.open(path, flags, 0o600)
+            except FileExistsError:  # a process of the same number ran here before
+                self._segment += 1
+        self._size = 0
+        self._put(frame(self._encoder.encode(self._header)))
+
+    def _put(self, data: bytes) -> None:
+        assert self._fd is not None
+        written = os.write(self._fd, data)
+        while written < len(data):
+            written += os.write(self._fd, data[written:])
+        self._size += len(data)
+
+    def _next_segment(self) -> None:
+        assert self._fd is not None
+        os.close(self._fd)
+        self._fd = None
+        self._segment += 1
+        self._open()
+        removed = trim(self._run_dir, self._run_bytes)
+        if removed:
+            reason = f"the run grew beyond {self._run_bytes} bytes; its oldest segments went: {', '.join(removed)}"
+            self._put(frame(self._encoder.encode([Dropped(len(removed), reason)])))
 
 
 def frame(body: bytes) -> bytes:
@@ -82,20 +126,42 @@ def frame(body: bytes) -> bytes:
     return FRAME_HEAD.pack(len(body), zlib.crc32(body)) + body
 
 
-def clock_anchor() -> tuple[int, int]:
-    """(wall, monotonic) in ns, read as close together as a few tries allow."""
-    best = (1 << 62, 0, 0)
-    for _ in range(50):
-        before = time.monotonic_ns()
-        wall = time.time_ns()
-        after = time.monotonic_ns()
-        best = min(best, (after - before, wall, (before + after) // 2))
-    return best[1], best[2]
+def segment_name(role: str, pid: int, thread: str, segment: int) -> str:
+    """The file of one segment; the first carries no number."""
+    return f"{role}-{pid}-{thread}{f'.{segment}' if segment else ''}{SUFFIX}"
 
 
-def boot_id() -> str:
-    """Which boot the monotonic clock counts from; "" where the system does not say."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+def segments(run_dir: Path) -> dict[str, list[Path]]:
+    """The spool files of a run, by spool (name without segment number), each in the order they were written."""
+    spools: dict[str, list[tuple[int, Path]]] = {}
+    for path in run_dir.glob(f"*{SUFFIX}"):
+        stem, _, number = path.name.removesuffix(SUFFIX).partition(".")
+        spools.setdefault(stem, []).append((int(number) if number.isdecimal() else 0, path))
+    return {stem: [path for _, path in sorted(spools[stem])] for stem in sorted(spools)}
+
+
+def trim(run_dir: Path, run_bytes: int) -> list[str]:
+    """Remove the oldest finished segments until the run holds no more than `run_bytes`; returns their names."""
+    total, finished = 0, []
+    for paths in segments(run_dir).values():
+        for path in paths:
+            try:
+                stat = path.stat()
+            except FileNotFoundError:  # another writer was quicker
+                continue
+            total += stat.st_size
+            if path is not paths[-1]:
+                finished.append((stat.st_mtime_ns, stat.st_size, path))
+    removed = []
+    for _, size, path in sorted(finished):
+        if total <= run_bytes:
+            break
+        path.unlink(missing_ok=True)
+        removed.append(path.name)
+        total -= size
+    return removed
+
+
+def _own_header(role: str, thread: str) -> SpoolHeader:
+    wall_ns, mono_ns, boot_id = clock_anchor()
+    return SpoolHeader(SCHEMA, role, os.getpid(), thread, socket.gethostname(), boot_id, wall_ns, mono_ns)

@@ -4,11 +4,11 @@ Process: readers. Knows: records. Does not know: spans.
 Mirrors: nothing in vLLM.
 """
 
+from vllm_lite.tracing.journey.load import load_run
 from vllm_lite.tracing.journey.model import (
     LATE,
     Bag,
     Letter,
-    Process,
     RequestJourney,
     Run,
     Share,
@@ -17,6 +17,7 @@ from vllm_lite.tracing.journey.model import (
     StepJourney,
     Take,
 )
+from vllm_lite.tracing.process import Process
 
 __all__ = [
     "LATE",
@@ -30,4 +31,5 @@ __all__ = [
     "Stay",
     "StepJourney",
     "Take",
+    "load_run",
 ]

@@ -13,36 +13,9 @@ from typing import NamedTuple
 
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey.ends import Ends
+from vllm_lite.tracing.process import Process
 
 LATE = "l"  # a fourth fate beside records.PUT, STAPLED and KEPT_BACK: nobody waited for the letter any more
-
-
-@dataclass(slots=True, eq=False)
-class Process:
-    """One place of the run. A worker inside the engine core's process is a place of its own with the same pid."""
-
-    role: str  # frontend | engine-core | worker
-    pid: int
-    host: str
-    boot_id: str
-    offset: int = 0  # wall minus monotonic clock, ns; one for all processes of a boot
-    threads: dict[str, bool] = field(default_factory=dict)  # thread -> its spool ended with a farewell
-    t_last: int = 0  # the newest time seen in its records
-    alive: bool = False  # it still ran when its spools were read
-
-    def wall(self, t: int) -> int:
-        """Monotonic `t` of this process as nanoseconds since 1970."""
-        return t + self.offset
-
-    @property
-    def ended(self) -> bool:
-        """It stopped in order: every thread said farewell."""
-        return bool(self.threads) and all(self.threads.values())
-
-    @property
-    def died(self) -> bool:
-        """It stopped without a farewell."""
-        return not self.ended and not self.alive
 
 
 class Share(NamedTuple):
