@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
 TORCH := 2.13.0
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # Where an index offers a CPU build it is smaller by gigabytes; where there is a GPU it would be the wrong one.
 GPU := $(shell nvidia-smi --list-gpus 2>/dev/null | grep --max-count=1 GPU)
+comma := ,
 SOAK := $(or $(TMPDIR),/tmp)/vllm-lite-soak
 
 .PHONY: demo test lint soak bench clean
@@ -55,5 +56,3 @@ $(VENV)/.ready-dev: $(VENV)/.ready
 	@echo "vllm-lite: installing the tools that test it"
 	@$(PIP) --editable ".[dev]"
 	@touch $@
-
-comma := ,

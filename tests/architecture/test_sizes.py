@@ -1,0 +1,33 @@
+"""Small enough to read in an afternoon."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.architecture.source import line_count, modules
+
+LONGEST_FILE = 350
+LONGER = {"frontend/async_llm.py": 450, "engine_core/scheduler.py": 450}
+LONGEST_PACKAGE = 10_000
+LONG_FUNCTION = 45
+
+
+@pytest.mark.parametrize("name", modules())
+def test_a_file_is_read_in_one_sitting(name: str) -> None:
+    assert line_count(name) <= LONGER.get(name, LONGEST_FILE)
+
+
+def test_the_package_is_read_in_an_afternoon() -> None:
+    assert sum(line_count(name) for name in modules()) < LONGEST_PACKAGE
+
+
+def test_functions_fit_a_screen() -> None:
+    lengths = [
+        (node.end_lineno or 0) - node.lineno + 1
+        for module in modules().values()
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert sum(length < LONG_FUNCTION for length in lengths) >= 0.95 * len(lengths)
