@@ -1,0 +1,167 @@
+"""Blocks, the order in which free ones are taken, their hashes, and how many there are.
+
+Process: engine core. Knows: ids, hashes, bytes. Does not know: tensors, or which request holds which block.
+Mirrors: vllm/v1/core/kv_cache_utils.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from vllm_lite.config import VllmConfig
+from vllm_lite.config.checks import refuse
+from vllm_lite.engine_core.request import BlockHasher, Request
+from vllm_lite.exceptions import UnsupportedModelError
+from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+NONE_HASH = bytes(32)  # the parent of a first block
+_MIB = 1 << 20
+
+
+class KVCacheBlock:
+    """One block: how many requests hold it, and the hash under which the prefix cache knows it (None: it does not)."""
+
+    __slots__ = ("block_hash", "block_id", "is_null", "next_free_block", "prev_free_block", "ref_cnt")
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id = block_id
+        self.ref_cnt = 0
+        self.block_hash: bytes | None = None
+        self.is_null = False
+        self.prev_free_block: KVCacheBlock | None = None
+        self.next_free_block: KVCacheBlock | None = None
+
+    def __repr__(self) -> str:
+        return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, hashed={self.block_hash is not None})"
+
+
+class FreeKVCacheBlockQueue:
+    """Free blocks as a linked list through the blocks themselves, so that any of them can be taken out at once."""
+
+    def __init__(self, blocks: Sequence[KVCacheBlock]) -> None:
+        self.num_free_blocks = 0
+        self._head, self._tail = KVCacheBlock(-1), KVCacheBlock(-2)
+        self._head.next_free_block, self._tail.prev_free_block = self._tail, self._head
+        self.append_n(blocks)
+
+    def popleft(self) -> KVCacheBlock:
+        """The first block. Raises ValueError where none is free."""
+        block = self._head.next_free_block
+        assert block is not None
+        if block is self._tail:
+            raise ValueError("no free block")
+        self.remove(block)
+        return block
+
+    def popleft_n(self, count: int) -> list[KVCacheBlock]:
+        """The first `count` blocks."""
+        return [self.popleft() for _ in range(count)]
+
+    def remove(self, block: KVCacheBlock) -> None:
+        """Take out a block from wherever it is. Raises ValueError where it is not free."""
+        before, after = block.prev_free_block, block.next_free_block
+        if before is None or after is None:
+            raise ValueError(f"{block} is not in the free queue")
+        before.next_free_block, after.prev_free_block = after, before
+        block.prev_free_block = block.next_free_block = None
+        self.num_free_blocks -= 1
+
+    def append_n(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Put blocks last, in this order."""
+        before = self._tail.prev_free_block
+        assert before is not None
+        self._insert(before, blocks)
+
+    def prepend_n(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Put blocks first, in this order."""
+        self._insert(self._head, blocks)
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        """The free blocks in order, for tests."""
+        blocks: list[KVCacheBlock] = []
+        block = self._head.next_free_block
+        while block is not None and block is not self._tail:
+            blocks.append(block)
+            block = block.next_free_block
+        return blocks
+
+    def _insert(self, before: KVCacheBlock, blocks: Iterable[KVCacheBlock]) -> None:
+        after = before.next_free_block
+        assert after is not None
+        for block in blocks:
+            before.next_free_block, block.prev_free_block = block, before
+            before = block
+            self.num_free_blocks += 1
+        before.next_free_block, after.prev_free_block = after, before
+
+
+def hash_block_tokens(parent_hash: bytes, token_ids: Sequence[int], extra_keys: Sequence[str] = ()) -> bytes:
+    """SHA-256 over the parent's hash (32 bytes), the block's tokens (8 bytes each) and `extra_keys`.
+
+    Chained, so two blocks with one hash hold the same tokens after the same tokens.
+    """
+    digest = hashlib.sha256(parent_hash, usedforsecurity=False)
+    digest.update(array("q", token_ids))
+    if extra_keys:
+        digest.update(msgspec.msgpack.encode(extra_keys))
+    return digest.digest()
+
+
+def get_request_block_hasher(block_size: int) -> BlockHasher:
+    """A function that hashes a request's full blocks that have no hash yet. The cache salt is a key of the first block only."""
+
+    def hash_new_blocks(request: Request) -> list[bytes]:
+        hashes: list[bytes] = []
+        first = len(request.block_hashes)
+        parent = request.block_hashes[-1] if first else NONE_HASH
+        for index in range(first, request.num_tokens // block_size):
+            extra_keys = (request.cache_salt,) if index == 0 and request.cache_salt else ()
+            parent = hash_block_tokens(parent, request.all_token_ids[index * block_size : (index + 1) * block_size], extra_keys)
+            hashes.append(parent)
+        return hashes
+
+    return hash_new_blocks
+
+
+def get_kv_cache_config(
+    vllm_config: VllmConfig, specs: dict[str, FullAttentionSpec], available_bytes: int | None
+) -> KVCacheConfig:
+    """How many blocks to allocate: `num_gpu_blocks_override`, else what `kv_cache_memory_bytes` or `available_bytes` holds.
+
+    Raises VLLMValidationError where one request of `max_model_len` tokens would not fit, with what to change.
+    """
+    if not specs:
+        raise UnsupportedModelError("the model has no attention layer that keeps a KV cache")
+    bytes_per_block = sum(spec.page_size_bytes for spec in specs.values())
+    cache = vllm_config.cache_config
+    if cache.num_gpu_blocks_override is not None:
+        num_blocks = cache.num_gpu_blocks_override
+    else:
+        room = cache.kv_cache_memory_bytes if cache.kv_cache_memory_bytes is not None else available_bytes
+        assert room is not None
+        num_blocks = room // bytes_per_block
+    _check_max_model_len(vllm_config, num_blocks, bytes_per_block)
+    group = KVCacheGroupSpec(list(specs), next(iter(specs.values())))
+    return KVCacheConfig(num_blocks, specs, [group])
+
+
+def _check_max_model_len(vllm_config: VllmConfig, num_blocks: int, bytes_per_block: int) -> None:
+    block_size = vllm_config.cache_config.block_size
+    max_model_len = vllm_config.model_config.max_model_len
+    assert max_model_len is not None, "ModelConfig settles max_model_len from config.json"
+    needed = -(-max_model_len // block_size) + 1  # and the null block
+    if needed <= num_blocks:
+        return
+    fits = max(0, num_blocks - 1) * block_size
+    has, needs = num_blocks * bytes_per_block / _MIB, needed * bytes_per_block / _MIB
+    raise refuse(
+        "max_model_len",
+        max_model_len,
+        f"<= {fits}: the KV cache has {num_blocks} blocks of {block_size} tokens ({has:.1f} MiB), and one request of that "
+        f"length needs {needed} ({needs:.1f} MiB). Lower max_model_len, or give the cache more by kv_cache_memory_bytes, "
+        "gpu_memory_utilization or num_gpu_blocks_override",
+    )
