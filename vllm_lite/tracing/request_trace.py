@@ -22,6 +22,9 @@ class RequestTrace:
 
     __slots__ = (
         "closed",
+        "error_message",
+        "finish_reasons",
+        "in_slot",
         "kept_back",
         "left",
         "level",
@@ -32,6 +35,7 @@ class RequestTrace:
         "req",
         "span_id",
         "staples",
+        "stop_reason",
         "t_first_token",
         "takes",
         "trace_id",
@@ -51,6 +55,10 @@ class RequestTrace:
         self.num_output_tokens = 0  # of all samples, as the caller gets them (cut at a stop string)
         self.num_cached_tokens = 0
         self.t_first_token: int | None = None  # monotonic ns
+        self.in_slot = False  # a letter lies in the mailbox
+        self.finish_reasons: list[str] = []  # one for each sample that has ended
+        self.stop_reason: str | int | None = None
+        self.error_message: str | None = None  # why a sample ended with reason "error"
         self.closed = False  # set by whoever writes the Close record, so that there is exactly one
 
     def traceparent(self, span_id: str) -> str:

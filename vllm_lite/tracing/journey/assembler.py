@@ -127,13 +127,14 @@ class Assembler:
                 room += sizes[index]
             room -= 1
             request = self._request(process, req) if req else None
-            letter = Letter(request, bag, tokens, fate, index)
+            letter = Letter(request, bag, tokens, fate, index, request.num_tokens if request else 0)
             bag.letters.append(letter)
             if request is not None:
                 request.letters.append(letter)
+                request.num_tokens += tokens
         for internal_id, tokens in record.late:
             request, _ = self._posted.get(internal_id, (None, None))
-            letter = Letter(request, bag, tokens, LATE, max(len(sizes) - 1, 0))
+            letter = Letter(request, bag, tokens, LATE, max(len(sizes) - 1, 0), request.num_tokens if request else 0)
             bag.letters.append(letter)
             if request is not None:
                 request.late.append(letter)

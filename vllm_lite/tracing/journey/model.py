@@ -80,6 +80,7 @@ class Letter(NamedTuple):
     tokens: int
     fate: str  # records.PUT | STAPLED | KEPT_BACK, or LATE
     slice: int  # index into bag.sort.slices
+    position: int  # tokens of the request that came in letters before this one
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +98,7 @@ class RequestJourney:
     aborts: list[rec.Abort] = field(default_factory=list)
     abort_receipts: list[tuple[Process, rec.ReceiveAbort]] = field(default_factory=list)
     close: rec.Close | None = None
+    num_tokens: int = 0  # in all its letters, late ones apart
 
     @property
     def receives(self) -> list[rec.Receive]:
@@ -167,6 +169,7 @@ class Run:
     requests: list[RequestJourney] = field(default_factory=list)
     steps: list[StepJourney] = field(default_factory=list)
     bags: list[Bag] = field(default_factory=list)
+    strays: list[Stay] = field(default_factory=list)  # in an engine core, but of no known request
     phases: list[tuple[Process, rec.Phase]] = field(default_factory=list)
     deaths: list[tuple[Process, rec.EngineDead]] = field(default_factory=list)
     dropped: list[tuple[Process, rec.Dropped]] = field(default_factory=list)

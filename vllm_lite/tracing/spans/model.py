@@ -1,0 +1,104 @@
+"""A span as we build it: the shape that every writer and the exporter start from.
+
+Process: readers (exporter, check, writers). Knows: names, ids, times. Does not know: OpenTelemetry, file formats.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from vllm_lite.tracing.process import Process
+from vllm_lite.tracing.records import AttributeValue
+
+Attributes = dict[str, AttributeValue]
+
+REQUEST_ID = "vllm_lite.request.id"
+STEP_INDEX = "vllm_lite.step.index"
+INCOMPLETE = "vllm_lite.incomplete"  # the end is a guess: what would tell it never came, or was lost
+ERROR_TYPE = "error.type"
+ENGINE_DEAD = "engine_dead"
+
+
+class Kind(enum.IntEnum):
+    """A span's role in its trace; the numbers are OTLP's."""
+
+    INTERNAL = 1
+    SERVER = 2
+    CLIENT = 3
+    PRODUCER = 4
+    CONSUMER = 5
+
+
+class Event(NamedTuple):
+    """Something that happened at one moment (ns since 1970)."""
+
+    name: str
+    t: int
+    attributes: Attributes
+
+
+class Link(NamedTuple):
+    """Points at a span of another trace."""
+
+    trace_id: str
+    span_id: str
+    attributes: Attributes
+
+
+@dataclass(slots=True)
+class Span:
+    """One span. `start` and `end` are ns since 1970; ids are lower-case hex. `error` is the status description of a span that
+    failed, None for one that did not (its status stays unset)."""
+
+    process: Process
+    trace_id: str
+    span_id: str
+    parent_span_id: str | None
+    name: str
+    kind: Kind
+    start: int
+    end: int
+    attributes: Attributes = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+    error: str | None = None
+    tracestate: str | None = None
+    remote_parent: bool = False  # the parent is a span of another process
+    dropped_attributes: int = 0
+    dropped_events: int = 0
+    dropped_links: int = 0
+
+    def fail(self, error_type: str, description: str) -> None:
+        """Give the span status ERROR."""
+        self.attributes[ERROR_TYPE] = error_type
+        self.error = description
+
+
+def derived_id(*parts: str | int) -> str:
+    """The id of a span that no header ever carried: the same parts give the same id, whoever builds the span, and when."""
+    return hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).hexdigest()
+
+
+def derived_trace_id(*parts: str | int) -> str:
+    """The same for a trace."""
+    return hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=16).hexdigest()
+
+
+def known(attributes: Mapping[str, AttributeValue | None]) -> Attributes:
+    """Without the unset ones: zero, False and "" are values, None is none."""
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def messaging(operation: str, kind: str, destination: str) -> Attributes:
+    """The messaging conventions' attributes; `kind` is "send" or "process"."""
+    return {
+        "messaging.system": "zeromq",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": kind,
+        "messaging.destination.name": destination,
+    }
