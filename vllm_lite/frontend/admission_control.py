@@ -1,0 +1,36 @@
+"""Whether one more request may join those that wait.
+
+Process: front end. Knows: two limits. Does not know: requests. Refusing early, with an error that says "try again later", is
+kinder than letting everybody wait longer.
+Mirrors: vllm/v1/engine/admission_control.py
+"""
+
+from __future__ import annotations
+
+from vllm_lite.config import SchedulerConfig
+from vllm_lite.exceptions import QueueOverflowError
+
+
+class AdmissionControl:
+    """Limits on requests in the engine (`max_num_queued_reqs`) and on prompt tokens not yet computed (`..._tokens`)."""
+
+    def __init__(self, scheduler_config: SchedulerConfig) -> None:
+        self.max_num_queued_reqs = scheduler_config.max_num_queued_reqs
+        self.max_num_queued_tokens = scheduler_config.max_num_queued_tokens
+
+    def check(self, n: int, num_requests: int, num_queued_tokens: int) -> None:
+        """Raise QueueOverflowError where `n` more requests would be too many; all of them are admitted, or none.
+
+        The new request's own tokens do not count, so a prompt longer than the limit is served when nothing else waits.
+        """
+        most = self.max_num_queued_reqs
+        if most is not None and num_requests + n > most:
+            raise QueueOverflowError(
+                f"{num_requests} requests are in the engine and {n} more would exceed max_num_queued_reqs={most}; "
+                "try again later"
+            )
+        most = self.max_num_queued_tokens
+        if most is not None and num_queued_tokens >= most:
+            raise QueueOverflowError(
+                f"{num_queued_tokens} prompt tokens wait and max_num_queued_tokens is {most}; try again later"
+            )

@@ -1,0 +1,125 @@
+"""A request's mailbox: one slot. What comes while it is full is stapled to what lies in it.
+
+Process: front end, on the event loop. Knows: one request's outputs and the one task that waits for them. Does not know: where
+outputs come from. Several readers of one mailbox are an error.
+Mirrors: vllm/v1/engine/output_processor.py (RequestOutputCollector)
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from vllm_lite.frontend.stamps import TOKEN_LEVEL, Stamps
+from vllm_lite.outputs import PoolingRequestOutput, RequestOutput
+from vllm_lite.sampling_params import RequestOutputKind
+from vllm_lite.tracing.recorder import now_ns
+from vllm_lite.tracing.records import KEPT_BACK, PUT, STAPLED
+from vllm_lite.tracing.request_trace import RequestTrace
+
+Output = RequestOutput | PoolingRequestOutput
+
+
+class RequestOutputCollector:
+    """Hands outputs from the output handler to `generate()`.
+
+    With DELTA later outputs are appended to the one in the slot; with the other kinds they replace it, each answer of n > 1 on
+    its own. `trace` counts what happens here, where the request is traced; `stamps` then writes it down.
+    """
+
+    __slots__ = ("__weakref__", "_stamps", "_t_put", "_waiter", "aggregate", "output", "request_id", "trace")
+
+    def __init__(
+        self,
+        output_kind: RequestOutputKind,
+        request_id: str,
+        trace: RequestTrace | None = None,
+        stamps: Stamps | None = None,
+    ) -> None:
+        self.aggregate = output_kind is RequestOutputKind.DELTA
+        self.request_id = request_id
+        self.output: Output | Exception | None = None
+        self.trace = trace
+        self._stamps = stamps
+        self._t_put = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, output: Output | Exception) -> str:
+        """Put `output` into the slot, never blocking; returns the letter's fate, one of `records`' PUT, STAPLED and KEPT_BACK.
+
+        An exception replaces whatever lies there and stays until it is taken: outputs that come later are dropped.
+        """
+        present = self.output
+        if present is None or isinstance(output, Exception):
+            if self.trace is not None:
+                self._trace_put(self.trace, output)
+            self.output = output
+            waiter = self._waiter
+            if waiter is not None:
+                self._waiter = None
+                if not waiter.done():
+                    waiter.set_result(None)
+            return PUT
+        if isinstance(present, Exception):
+            return KEPT_BACK
+        if isinstance(present, RequestOutput) and isinstance(output, RequestOutput):
+            present.add(output, aggregate=self.aggregate)
+        else:
+            self.output = output
+        if self.trace is not None:
+            self.trace.puts += 1
+            self.trace.staples += 1
+        return STAPLED
+
+    async def get(self) -> Output:
+        """Wait for an output and take it. Raises the exception that was put instead of one."""
+        while self.output is None:
+            if self._waiter is not None and not self._waiter.done():
+                raise RuntimeError(f"two tasks read the outputs of request {self.request_id!r}; one mailbox has one reader")
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        taken = self.get_nowait()
+        assert taken is not None
+        return taken
+
+    def get_nowait(self) -> Output | None:
+        """Take what lies in the slot, or None. Raises the exception that was put there."""
+        output = self.output
+        if output is None:
+            return None
+        self.output = None
+        if self.trace is not None:
+            self._trace_take(self.trace, output)
+        if isinstance(output, Exception):
+            raise output
+        return output
+
+    def close(self) -> None:
+        """Nobody will read any more: a traced request that has not ended before ends here."""
+        if self.trace is not None and self._stamps is not None:
+            self._stamps.close_request(self.trace)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _trace_put(self, trace: RequestTrace, output: Output | Exception) -> None:
+        if isinstance(output, Exception):
+            trace.left += trace.in_slot
+            trace.in_slot = False
+            return
+        trace.puts += 1
+        trace.in_slot = True
+        if trace.level >= TOKEN_LEVEL:
+            self._t_put = now_ns()
+
+    def _trace_take(self, trace: RequestTrace, output: Output | Exception) -> None:
+        assert self._stamps is not None
+        if isinstance(output, Exception):
+            self._stamps.close_request(trace, output)
+            return
+        trace.takes += 1
+        trace.in_slot = False
+        if trace.level >= TOKEN_LEVEL:
+            tokens = sum(len(c.token_ids) for c in output.outputs) if isinstance(output, RequestOutput) else 0
+            self._stamps.take(trace, tokens, self._t_put)
+        if output.finished:
+            self._stamps.close_request(trace)

@@ -1,0 +1,194 @@
+"""From the rows of a bag to letters in mailboxes.
+
+Process: front end, on the event loop. Knows: every request in flight, by internal and by external id. Does not know: sockets;
+it says which requests the engine core must be told to give up.
+Mirrors: vllm/v1/engine/output_processor.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from vllm_lite.config.checks import refuse
+from vllm_lite.frontend.collector import RequestOutputCollector
+from vllm_lite.frontend.parallel_sampling import ParentRequest
+from vllm_lite.frontend.request_state import RequestState
+from vllm_lite.frontend.stamps import BagStamp
+from vllm_lite.frontend.tokenizer import Tokenizer
+from vllm_lite.outputs import RequestOutput
+from vllm_lite.tracing.recorder import now_ns
+from vllm_lite.tracing.records import KEPT_BACK
+from vllm_lite.wire.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
+
+__all__ = ["OutputProcessor", "OutputProcessorOutput", "RequestOutputCollector", "RequestState"]
+
+
+@dataclass(slots=True)
+class OutputProcessorOutput:
+    """`request_outputs` of requests without a mailbox; `reqs_to_abort`: ended by a stop string, which the core cannot see."""
+
+    request_outputs: list[RequestOutput] = field(default_factory=list)
+    reqs_to_abort: list[str] = field(default_factory=list)
+
+
+class OutputProcessor:
+    """Keeps the state of requests in flight. `stream_interval` is the engine's own; a request may ask for a longer one."""
+
+    def __init__(self, tokenizer: Tokenizer | None, *, stream_interval: int = 1) -> None:
+        self.tokenizer = tokenizer
+        self.stream_interval = stream_interval
+        self.request_states: dict[str, RequestState] = {}
+        self.parent_requests: dict[str, ParentRequest] = {}
+        self.external_req_ids: dict[str, list[str]] = {}
+        self._num_queued_tokens = 0
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests in the engine, each child of n > 1 counted."""
+        return len(self.request_states)
+
+    def has_unfinished_requests(self) -> bool:
+        """True while any request is in the engine."""
+        return bool(self.request_states)
+
+    def get_num_queued_tokens(self) -> int:
+        """Prompt tokens of requests that have not made their first token yet."""
+        return self._num_queued_tokens
+
+    def add_request(
+        self,
+        request: EngineCoreRequest,
+        prompt: str | None,
+        parent_req: ParentRequest | None = None,
+        request_index: int = 0,
+        queue: RequestOutputCollector | None = None,
+    ) -> None:
+        """Register `request`, before it is sent. Raises VLLMValidationError where its internal id is in use."""
+        request_id = request.request_id
+        if request_id in self.request_states:
+            raise refuse("request_id", request_id, "the id of no other request in flight")
+        state = RequestState(
+            self.tokenizer,
+            request,
+            prompt,
+            parent_req=parent_req,
+            request_index=request_index,
+            queue=queue,
+            stream_interval=self.stream_interval,
+        )
+        if parent_req is not None:
+            parent_req.child_requests.add(request_id)
+            self.parent_requests[parent_req.request_id] = parent_req
+        self.request_states[request_id] = state
+        self.external_req_ids.setdefault(state.external_req_id, []).append(request_id)
+        self._num_queued_tokens += len(state.prompt_token_ids)
+
+    def process_outputs(
+        self, engine_core_outputs: Sequence[EngineCoreOutput], stamp: BagStamp | None = None
+    ) -> OutputProcessorOutput:
+        """Sort rows into mailboxes. Rows of requests that are gone are passed over. `stamp` notes each letter's fate."""
+        processed = OutputProcessorOutput()
+        states = self.request_states
+        for row in engine_core_outputs:
+            state = states.get(row.request_id)
+            if state is None:
+                if stamp is not None:
+                    stamp.add_late(row.request_id, len(row.new_token_ids))
+                continue
+            if state.is_prefilling:
+                self._end_prefill(state, row)
+            new_token_ids, finish_reason, stop_reason = row.new_token_ids, row.finish_reason, row.stop_reason
+            stop_string = state.detokenizer.update(new_token_ids, finish_reason is FinishReason.STOP)
+            if stop_string is not None:
+                finish_reason, stop_reason = FinishReason.STOP, stop_string
+            if state.logprobs_processor is not None:
+                state.logprobs_processor.update_from_output(row, len(new_token_ids))
+            if state.trace is not None:
+                _count(state, len(new_token_ids), finish_reason, stop_reason)
+            output = state.make_request_output(new_token_ids, finish_reason, stop_reason)
+            fate = KEPT_BACK
+            if output is not None and state.queue is not None:
+                fate = state.queue.put(output)
+            elif output is not None:
+                processed.request_outputs.append(output)
+            if stamp is not None:
+                stamp.letter(state.trace, len(new_token_ids), fate)
+            if finish_reason is not None:
+                self._forget(state)
+                if not row.finished:
+                    processed.reqs_to_abort.append(state.request_id)
+        return processed
+
+    def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:
+        """Give requests up; each caller gets a last output with reason "abort" and what text was held back.
+
+        Internal ids name a request or the parent of several, external ones all requests in flight under that id. Returns the
+        internal ids that the engine core must be told; unknown ids are passed over.
+        """
+        aborted = []
+        for request_id in request_ids:
+            for internal_id in self._resolve(request_id, internal):
+                state = self.request_states[internal_id]
+                if state.trace is not None:
+                    _count(state, 0, FinishReason.ABORT, None)
+                output = state.make_request_output([], FinishReason.ABORT, None)
+                if output is not None and state.queue is not None:
+                    state.queue.put(output)
+                self._forget(state)
+                aborted.append(internal_id)
+        return aborted
+
+    def propagate_error(self, error: Exception) -> None:
+        """The engine is gone: every caller gets `error`, and nothing is kept."""
+        for state in self.request_states.values():
+            if state.queue is not None:
+                state.queue.put(error)
+        self.request_states.clear()
+        self.parent_requests.clear()
+        self.external_req_ids.clear()
+        self._num_queued_tokens = 0
+
+    def _resolve(self, request_id: str, internal: bool) -> list[str]:
+        if not internal:
+            return list(self.external_req_ids.get(request_id, ()))
+        parent = self.parent_requests.get(request_id)
+        if parent is not None:
+            return sorted(parent.child_requests)
+        return [request_id] if request_id in self.request_states else []
+
+    def _end_prefill(self, state: RequestState, row: EngineCoreOutput) -> None:
+        state.is_prefilling = False
+        self._num_queued_tokens -= len(state.prompt_token_ids)
+        if row.prefill_stats is not None:
+            state.num_cached_tokens = row.prefill_stats.num_cached_tokens
+
+    def _forget(self, state: RequestState) -> None:
+        """Drop the request from every map."""
+        del self.request_states[state.request_id]
+        if state.is_prefilling:
+            self._num_queued_tokens -= len(state.prompt_token_ids)
+        internal_ids = self.external_req_ids[state.external_req_id]
+        internal_ids.remove(state.request_id)
+        if not internal_ids:
+            del self.external_req_ids[state.external_req_id]
+        parent = state.parent_req
+        if parent is not None:
+            parent.child_requests.discard(state.request_id)
+            if not parent.child_requests:
+                self.parent_requests.pop(parent.request_id, None)
+
+
+def _count(state: RequestState, num_tokens: int, finish_reason: FinishReason | None, stop_reason: int | str | None) -> None:
+    """Keep a traced request's figures; they go out with its Close."""
+    trace = state.trace
+    assert trace is not None
+    trace.num_output_tokens += num_tokens
+    trace.num_cached_tokens = max(trace.num_cached_tokens, state.num_cached_tokens)
+    if trace.t_first_token is None and num_tokens:
+        trace.t_first_token = now_ns()
+    if finish_reason is not None:
+        trace.finish_reasons.append(str(finish_reason))
+        if finish_reason is FinishReason.ERROR:
+            trace.error_message = str(stop_reason)
+        else:
+            trace.stop_reason = stop_reason

@@ -1,0 +1,216 @@
+"""From whatever a caller may write as a prompt to one kind of value: token ids, perhaps with the text they came from.
+
+Process: front end. Knows: prompt kinds, chat messages, the tokenizer, a small thread pool. Does not know: sampling parameters
+or the model's limits (the InputProcessor checks those).
+A prompt is a string, a list of token ids, a list of chat messages, or a dictionary with `prompt` or `prompt_token_ids`.
+Mirrors: vllm/renderers/base.py, vllm/inputs/
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NotRequired, TypedDict, TypeGuard
+
+from vllm_lite.config import ModelConfig, VllmConfig
+from vllm_lite.config.checks import check_bool, check_int, check_number, refuse
+from vllm_lite.frontend.tokenizer import Tokenizer, check_text
+
+TOKENIZER_THREADS = 2  # one long prompt must not keep a short one waiting
+PROMPT_KINDS = "a string, a list of token ids, a list of chat messages, or a dictionary with 'prompt' or 'prompt_token_ids'"
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+_RENDERED_KEYS = {"type", "arrival_time", *_PROMPT_KEYS}
+
+
+class TokensInput(TypedDict):
+    """A rendered prompt. `prompt` is the text it came from; `cache_salt` keeps its KV blocks from being shared."""
+
+    type: Literal["token"]
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+    arrival_time: NotRequired[float]
+
+
+ChatMessage = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[ChatMessage] | Mapping[str, Any] | TokensInput
+
+
+class Renderer:
+    """Renders prompts. `tokenizer` is None with `skip_tokenizer_init`: then only token ids are accepted."""
+
+    def __init__(self, model_config: ModelConfig, tokenizer: Tokenizer | None) -> None:
+        self.model_config = model_config
+        self.tokenizer = tokenizer
+        self._pool: ThreadPoolExecutor | None = None
+
+    @classmethod
+    def from_config(cls, vllm_config: VllmConfig) -> Renderer:
+        """The renderer of `vllm_config`'s model, its tokenizer loaded."""
+        model_config = vllm_config.model_config
+        return cls(model_config, None if model_config.skip_tokenizer_init else Tokenizer.from_config(model_config))
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer; VLLMValidationError where the engine runs without one."""
+        if self.tokenizer is None:
+            raise refuse("prompt", "text", "token ids, since the engine runs with skip_tokenizer_init")
+        return self.tokenizer
+
+    def render(self, prompt: Prompt, tokenization_kwargs: Mapping[str, Any] | None = None) -> TokensInput:
+        """The rendered `prompt`. Tokenizes where it must, which blocks; VLLMValidationError for what is no prompt."""
+        if isinstance(prompt, Mapping) and "type" in prompt:
+            if tokenization_kwargs:
+                raise refuse("tokenization_kwargs", tokenization_kwargs, "empty for a prompt that is rendered already")
+            return check_rendered(prompt)
+        options = _Tokenization.of(tokenization_kwargs)
+        if isinstance(prompt, str):
+            return self._from_text(prompt, options)
+        if isinstance(prompt, Mapping):
+            return self._from_dict(prompt, options)
+        if _is_chat(prompt):
+            return self.render_chat(prompt, truncate_prompt_tokens=options.truncate_prompt_tokens)
+        if isinstance(prompt, list | tuple):
+            return {"type": "token", "prompt_token_ids": options.cut(check_token_ids("prompt", prompt))}
+        raise refuse("prompt", prompt, PROMPT_KINDS)
+
+    async def render_async(self, prompt: Prompt, tokenization_kwargs: Mapping[str, Any] | None = None) -> TokensInput:
+        """As `render`, with the tokenizer's work in a thread, so that other requests' letters go on being sorted."""
+        if not _needs_tokenizer(prompt):
+            return self.render(prompt, tokenization_kwargs)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self.render, prompt, tokenization_kwargs)
+
+    def render_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        **variables: Any,
+    ) -> TokensInput:
+        """Messages (dictionaries with `role` and `content`) in the model's own chat format.
+
+        `chat_template` replaces the model's template; `variables` go to it as they are.
+        """
+        tokenizer = self.get_tokenizer()
+        text = tokenizer.chat_templates.render(
+            [_plain_message(i, message) for i, message in enumerate(messages)],
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            **variables,
+        )
+        # The template writes bos and its like itself.
+        return self._from_text(text, _Tokenization(add_special_tokens=False, truncate_prompt_tokens=truncate_prompt_tokens))
+
+    def shutdown(self) -> None:
+        """End the threads; prompts that wait for one are given up."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _from_text(self, text: str, options: _Tokenization) -> TokensInput:
+        ids = self.get_tokenizer().encode(check_text("prompt", text), options.add_special_tokens)
+        return {"type": "token", "prompt_token_ids": options.cut(ids), "prompt": text}
+
+    def _from_dict(self, prompt: Mapping[str, Any], options: _Tokenization) -> TokensInput:
+        _refuse_other_keys(prompt, _PROMPT_KEYS)
+        if prompt.get("prompt_token_ids") is not None:
+            ids = check_token_ids("prompt_token_ids", prompt["prompt_token_ids"])
+            rendered: TokensInput = {"type": "token", "prompt_token_ids": options.cut(ids)}
+            if prompt.get("prompt") is not None:
+                rendered["prompt"] = check_text("prompt", prompt["prompt"])
+        elif prompt.get("prompt") is not None:
+            rendered = self._from_text(prompt["prompt"], options)
+        else:
+            raise refuse("prompt", prompt, PROMPT_KINDS)
+        if prompt.get("cache_salt") is not None:
+            rendered["cache_salt"] = check_text("cache_salt", prompt["cache_salt"])
+        return rendered
+
+
+class _Tokenization:
+    """The options of one prompt: frame it with bos and eos as the model wants, and keep its last tokens only."""
+
+    def __init__(self, add_special_tokens: bool = True, truncate_prompt_tokens: int | None = None) -> None:
+        check_bool("add_special_tokens", add_special_tokens)
+        if truncate_prompt_tokens is not None:
+            check_int("truncate_prompt_tokens", truncate_prompt_tokens, 1)
+        self.add_special_tokens = add_special_tokens
+        self.truncate_prompt_tokens = truncate_prompt_tokens
+
+    @classmethod
+    def of(cls, tokenization_kwargs: Mapping[str, Any] | None) -> _Tokenization:
+        given = {name: value for name, value in (tokenization_kwargs or {}).items() if value is not None}
+        for name in given:
+            if name not in ("add_special_tokens", "truncate_prompt_tokens"):
+                raise refuse("tokenization_kwargs", name, "add_special_tokens or truncate_prompt_tokens")
+        return cls(**given)
+
+    def cut(self, ids: list[int]) -> list[int]:
+        return ids if self.truncate_prompt_tokens is None else ids[-self.truncate_prompt_tokens :]
+
+
+def check_rendered(prompt: Mapping[str, Any]) -> TokensInput:
+    """Refuse a rendered prompt that is not what `render` makes, naming what it is."""
+    if prompt["type"] != "token":
+        raise refuse("prompt type", prompt["type"], "'token': multimodal, encoder-decoder and embeds prompts are not served")
+    _refuse_other_keys(prompt, _RENDERED_KEYS)
+    rendered: TokensInput = {
+        "type": "token",
+        "prompt_token_ids": check_token_ids("prompt_token_ids", prompt.get("prompt_token_ids")),
+    }
+    key: Literal["prompt", "cache_salt"]
+    for key in ("prompt", "cache_salt"):
+        if prompt.get(key) is not None:
+            rendered[key] = check_text(key, prompt[key])
+    if prompt.get("arrival_time") is not None:
+        check_number("arrival_time", prompt["arrival_time"], 0)
+        rendered["arrival_time"] = prompt["arrival_time"]
+    return rendered
+
+
+def check_token_ids(field: str, ids: object) -> list[int]:
+    """A list of ids that are true integers >= 0; the vocabulary's upper end is the InputProcessor's to check."""
+    if not isinstance(ids, list | tuple):
+        raise refuse(field, ids, "a list of token ids")
+    if not set(map(type, ids)) <= {int}:
+        wrong = next(i for i in ids if type(i) is not int)
+        raise refuse(field, wrong, "a list of token ids, which are integers")
+    return list(ids)
+
+
+def _is_chat(prompt: object) -> TypeGuard[Sequence[ChatMessage]]:
+    return isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _needs_tokenizer(prompt: object) -> bool:
+    if isinstance(prompt, Mapping):
+        return prompt.get("prompt_token_ids") is None and isinstance(prompt.get("prompt"), str)
+    return isinstance(prompt, str) or _is_chat(prompt)
+
+
+def _refuse_other_keys(prompt: Mapping[str, Any], known: set[str]) -> None:
+    for key, value in prompt.items():
+        if key not in known and value is not None:
+            served = "; multimodal data, embeddings and encoder prompts are not served"
+            raise refuse("prompt", key, f"made of {', '.join(sorted(known))}{served}")
+
+
+def _plain_message(index: int, message: object) -> dict[str, Any]:
+    """The message with its content as one string: text parts are joined by line ends, other parts refused."""
+    field = f"messages[{index}]"
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise refuse(field, message, "a dictionary with 'role' and 'content'")
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return dict(message)
+    if not isinstance(content, list | tuple):
+        raise refuse(f"{field} content", content, "a string or a list of text parts")
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise refuse(f"{field} content", part, "text parts; images, audio and video are not served")
+    return {**message, "content": "\n".join(part["text"] for part in content)}

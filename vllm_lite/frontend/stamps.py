@@ -1,0 +1,282 @@
+"""The front end's stamps on its letters: one method for each kind of record, called where the thing happens.
+
+Process: front end, on the event loop. Knows: the recorder, the sampler, the requests that are being traced. Does not know:
+collectors or sockets; it is told ids, counts and times. Who holds no Stamps traces nothing.
+Mirrors: nothing in vLLM, whose OutputProcessor makes one span when a request has finished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vllm_lite.exceptions import EngineDeadError, QueueOverflowError, VLLMClientError
+from vllm_lite.pooling_params import PoolingParams
+from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
+from vllm_lite.tracing.context import SpanContext, child_headers, header, new_span_id, parent_of
+from vllm_lite.tracing.recorder import Recorder, now_ns
+from vllm_lite.tracing.records import (
+    KEPT_BACK,
+    PUT,
+    STAPLED,
+    Abort,
+    Accept,
+    AttributeValue,
+    Close,
+    EngineDead,
+    Post,
+    Sort,
+    Tokenise,
+)
+from vllm_lite.tracing.request_trace import RequestTrace
+from vllm_lite.tracing.sampler import Sampler
+
+TOKEN_LEVEL = 2  # from here on tokens and mailboxes are recorded one by one
+
+
+class Stamps:
+    """Writes the front end's records. `model` is the name that spans show."""
+
+    def __init__(self, run_dir: Path, model: str) -> None:
+        self._recorder = Recorder(run_dir, "frontend", "loop")
+        self._sampler = Sampler()
+        self._model = model
+        self._num_requests = 0
+        self._num_bags = 0
+        self._open: dict[int, tuple[RequestTrace, list[str]]] = {}  # with the internal ids posted so far
+        self._posted: dict[str, RequestTrace] = {}
+
+    @property
+    def level(self) -> int:
+        """The level in force now, 0 where tracing is off."""
+        return self._recorder.refresh()
+
+    # ---- a request's way in ------------------------------------------------------------------------------------------------
+
+    def accept(
+        self, external_id: object, params: SamplingParams | PoolingParams, trace_headers: Mapping[str, str] | None
+    ) -> RequestTrace | None:
+        """S1: the sampling decision. None: not traced."""
+        t = now_ns()
+        level = self.level
+        operation = "embeddings" if isinstance(params, PoolingParams) else "text_completion"
+        if not level:
+            return None
+        trace_id, parent_span_id, sampled = self._sampler.decide(trace_headers, f"{operation} {self._model}")
+        if not sampled or not self._recorder.admit():
+            return None
+        self._num_requests += 1
+        trace = RequestTrace(self._num_requests, trace_id, new_span_id(), level)
+        self._open[trace.req] = (trace, [])
+        self._recorder.append(
+            Accept(
+                req=trace.req,
+                external_id=str(external_id),
+                t=t,
+                trace_id=trace_id,
+                span_id=trace.span_id,
+                parent_span_id=parent_span_id,
+                tracestate=header(trace_headers, "tracestate"),
+                operation=operation,
+                model=self._model,
+                attributes=_asked(params),
+                level=level,
+            )
+        )
+        self._recorder.flush()
+        return trace
+
+    def tokenise(self, trace: RequestTrace, t0: int, num_prompt_tokens: int) -> None:
+        """S2: the prompt is token ids, and was checked."""
+        trace.num_prompt_tokens = num_prompt_tokens
+        self._recorder.append(Tokenise(trace.req, t0, now_ns(), num_prompt_tokens))
+
+    def post(
+        self, trace: RequestTrace, internal_id: str, *, t0: int, span_id: str, body_size: int, sample: int, engine: int
+    ) -> None:
+        """S3: the request was handed to the socket."""
+        self._posted[internal_id] = trace
+        self._open[trace.req][1].append(internal_id)
+        self._recorder.append(Post(trace.req, internal_id, t0, now_ns(), span_id, body_size, sample, engine))
+        self._recorder.flush()
+
+    # ---- bags --------------------------------------------------------------------------------------------------------------
+
+    def open_bag(self) -> BagStamp | None:
+        """A stamp for the bag that is being sorted, where tracing is on."""
+        return BagStamp(self.level) if self.level else None
+
+    def sort(self, stamp: BagStamp, engine_index: int, step_trace: str | None, arrival: tuple[int, int, int]) -> None:
+        """S8: the bag is empty. It is written if its step is traced or one of its letters is. `arrival`: time received and
+        decoded, and bytes."""
+        bag, self._num_bags = self._num_bags, self._num_bags + 1
+        if step_trace is None and not stamp.traced:
+            return
+        self._recorder.append(
+            Sort(
+                bag=bag,
+                engine_index=engine_index,
+                trace=step_trace,
+                t_received=arrival[0],
+                t_decoded=arrival[1],
+                slices=stamp.slices,
+                t_done=now_ns(),
+                body_size=arrival[2],
+                num_outputs=sum(size for _, _, size in stamp.slices),
+                num_tokens=stamp.num_tokens,
+                num_put=stamp.counts[PUT],
+                num_stapled=stamp.counts[STAPLED],
+                num_kept_back=stamp.counts[KEPT_BACK],
+                late=stamp.late,
+                reqs=stamp.reqs,
+                tokens=stamp.tokens,
+                fates="".join(stamp.fates),
+            )
+        )
+        self._recorder.flush()
+
+    # ---- mailboxes and ends ------------------------------------------------------------------------------------------------
+
+    def take(self, trace: RequestTrace, tokens: int, t_put: int) -> None:
+        """S9: the caller took a letter that had lain there since `t_put`."""
+        t = now_ns()
+        self._recorder.take(trace.req, t, tokens, t - t_put)
+
+    def abort(self, internal_ids: Sequence[str], reason: str) -> dict[str, str]:
+        """The traced ones of these requests are about to be given up; returns their headers for the ABORT, by internal id."""
+        by_trace: dict[int, tuple[RequestTrace, list[str]]] = {}
+        for internal_id in internal_ids:
+            trace = self._posted.get(internal_id)
+            if trace is not None:
+                by_trace.setdefault(trace.req, (trace, []))[1].append(internal_id)
+        headers = {}
+        for trace, ids in by_trace.values():
+            span_id = new_span_id()
+            self._recorder.append(Abort(trace.req, now_ns(), reason, span_id, ids))
+            headers.update(dict.fromkeys(ids, trace.traceparent(span_id)))
+        return headers
+
+    def engine_dead(self, engine_index: int) -> None:
+        """The front end has learned that an engine core is dead."""
+        if self.level:
+            self._recorder.append(EngineDead(engine_index, now_ns()))
+            self._recorder.flush()
+
+    def close_request(self, trace: RequestTrace, error: BaseException | None = None) -> None:
+        """The request's one end; later calls change nothing. `error` is what its caller gets instead of a last letter."""
+        if trace.closed:
+            return
+        trace.closed = True
+        trace.left += trace.in_slot
+        for internal_id in self._open.pop(trace.req)[1]:
+            del self._posted[internal_id]
+        outcome, error_type, message = _ending(trace, error)
+        self._recorder.append(
+            Close(
+                req=trace.req,
+                t=now_ns(),
+                outcome=outcome,
+                finish_reasons=trace.finish_reasons,
+                stop_reason=trace.stop_reason,
+                error_type=error_type,
+                error_message=message,
+                puts=trace.puts,
+                staples=trace.staples,
+                takes=trace.takes,
+                left=trace.left,
+                kept_back=trace.kept_back,
+                num_prompt_tokens=trace.num_prompt_tokens,
+                num_output_tokens=trace.num_output_tokens,
+                num_cached_tokens=trace.num_cached_tokens,
+                t_first_token=trace.t_first_token,
+            )
+        )
+        self._recorder.flush()
+
+    def shutdown(self) -> None:
+        """Close what is still open, and the spool."""
+        for trace, _ in list(self._open.values()):
+            self.close_request(trace)
+        self._recorder.close()
+
+
+class BagStamp:
+    """What is noted while one bag is sorted. `fates` and its columns are kept from level 2 on."""
+
+    __slots__ = ("_by_letter", "counts", "fates", "late", "num_tokens", "reqs", "slices", "tokens", "traced")
+
+    def __init__(self, level: int) -> None:
+        self._by_letter = level >= TOKEN_LEVEL
+        self.counts = {PUT: 0, STAPLED: 0, KEPT_BACK: 0}
+        self.fates: list[str] = []
+        self.late: list[tuple[str, int]] = []
+        self.num_tokens = 0
+        self.reqs: list[int] = []
+        self.slices: list[tuple[int, int, int]] = []
+        self.tokens: list[int] = []
+        self.traced = False
+
+    def letter(self, trace: RequestTrace | None, num_tokens: int, fate: str) -> None:
+        """A letter that somebody waits for, and what became of it."""
+        self.num_tokens += num_tokens
+        self.counts[fate] += 1
+        if trace is not None:
+            self.traced = True
+            trace.kept_back += fate == KEPT_BACK
+        if self._by_letter:
+            self.reqs.append(0 if trace is None else trace.req)
+            self.tokens.append(num_tokens)
+            self.fates.append(fate)
+
+    def add_late(self, internal_id: str, num_tokens: int) -> None:
+        """A letter that nobody waits for any more."""
+        self.num_tokens += num_tokens
+        self.late.append((internal_id, num_tokens))
+
+
+def unsampled_headers(trace_headers: Mapping[str, str] | None) -> dict[str, str] | None:
+    """The headers of a request that is not recorded: as they came, but never saying that it is."""
+    if not trace_headers:
+        return None
+    parent = parent_of(trace_headers)
+    if parent is None or not parent.sampled:
+        return dict(trace_headers)
+    return child_headers(trace_headers, SpanContext(parent.trace_id, parent.span_id, sampled=False))
+
+
+def _ending(trace: RequestTrace, error: BaseException | None) -> tuple[str, str | None, str | None]:
+    """Outcome, error type and message."""
+    reasons = set(trace.finish_reasons)
+    if error is None:
+        if "error" in reasons:
+            return "error", "EngineGenerateError", trace.error_message
+        return ("aborted", None, None) if reasons <= {"abort"} else ("finished", None, None)
+    if isinstance(error, EngineDeadError):
+        return "engine_dead", "engine_dead", str(error)
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return "aborted", None, None
+    name = type(error).__name__
+    if isinstance(error, QueueOverflowError):
+        return "rejected", name, str(error)
+    return ("invalid" if isinstance(error, VLLMClientError) else "error"), name, str(error)
+
+
+def _asked(params: SamplingParams | PoolingParams) -> dict[str, AttributeValue]:
+    """gen_ai.request.* of the parameters. They are not checked yet, so whatever has a wrong type is left out."""
+    if not isinstance(params, SamplingParams):
+        return {}
+    asked = {
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k or None,
+        "seed": params.seed,
+        "frequency_penalty": params.frequency_penalty or None,
+        "presence_penalty": params.presence_penalty or None,
+        "stop_sequences": params.stop or None,
+        "choice.count": None if params.n == 1 else params.n,
+        "stream": params.output_kind is not RequestOutputKind.FINAL_ONLY,
+    }
+    kinds = (bool, int, float, list)
+    return {f"gen_ai.request.{name}": value for name, value in asked.items() if isinstance(value, kinds)}
