@@ -1,13 +1,27 @@
-"""Fixtures for all tests: the models, found or made once."""
+"""Fixtures for all tests: a clean environment and the models, found or made once."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from vllm_lite.config.model_files import DEFAULT_MODEL, resolve_model
 from vllm_lite.config.tiny_model import write_tiny_model
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads, here and in every child
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run directories go to a folder of this test session; no variable of the user's shell changes what is tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("VLLM_LITE_", "OTEL_"))]:
+            patch.delenv(name)
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(scope="session")
