@@ -30,6 +30,10 @@ CHANGED: dict[str, Any] = {
     "max_num_seqs": 4,
     "enable_chunked_prefill": True,
     "long_prefill_token_threshold": 7,
+    "scheduling_policy": "priority",
+    "scheduler_reserve_full_isl": False,
+    "max_num_queued_reqs": 9,
+    "max_num_queued_tokens": 900,
     "async_scheduling": False,
     "stream_interval": 2,
     "distributed_executor_backend": "toy",
@@ -46,7 +50,8 @@ CHANGED: dict[str, Any] = {
 def test_every_option_reaches_its_part(tiny_model_path: Path) -> None:
     config = EngineArgs(model=str(tiny_model_path), tokenizer=str(tiny_model_path), **CHANGED).create_engine_config()
     parts = [getattr(config, field.name) for field in dataclasses.fields(config)]
-    for name, value in CHANGED.items():
+    for option, value in CHANGED.items():
+        name = {"scheduling_policy": "policy"}.get(option, option)
         holders = [part for part in parts if not isinstance(part, dict) and hasattr(part, name)] or [config]
         assert [getattr(holder, name) for holder in holders] == [value], name
     assert config.model_config.model == str(tiny_model_path)
@@ -95,6 +100,7 @@ def test_a_step_has_room_enough_where_none_is_given(tiny_model_path: Path, optio
         ("max_num_seqs", "many"),
         ("max_num_batched_tokens", 0),
         ("enable_chunked_prefill", None),
+        ("max_num_queued_reqs", 0),
         ("distributed_executor_backend", "ray"),
         ("trace_level", 9),
         ("trace_steps", "few"),

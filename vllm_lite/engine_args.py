@@ -28,6 +28,7 @@ from vllm_lite.config.checks import check_bool, check_int, refuse
 from vllm_lite.config.model import DTYPES
 from vllm_lite.config.model_files import DEFAULT_MODEL, resolve_model
 from vllm_lite.config.parallel import EXECUTOR_BACKENDS
+from vllm_lite.config.scheduler import POLICIES
 from vllm_lite.config.vllm import DEVICES, LOAD_FORMATS
 
 
@@ -78,6 +79,12 @@ class EngineArgs:
     max_num_seqs: int = _option(SchedulerConfig.max_num_seqs, "the most requests in one step", int)
     enable_chunked_prefill: bool = _option(True, "compute a long prompt in several steps, between other requests", bool)
     long_prefill_token_threshold: int = _option(0, "the most prompt tokens of one request in one step; 0: no such limit", int)
+    scheduling_policy: str = _option(
+        "fcfs", "who goes first: the first to come, or by each request's priority", choices=POLICIES
+    )
+    scheduler_reserve_full_isl: bool = _option(True, "admit a prompt only where all of it fits the KV cache", bool)
+    max_num_queued_reqs: int | None = _option(None, "the most requests in the engine before new ones are turned away", int)
+    max_num_queued_tokens: int | None = _option(None, "the most waiting prompt tokens before new requests are turned away", int)
     async_scheduling: bool | None = _option(None, "plan the next step while one runs; on where that helps, if absent", bool)
     stream_interval: int = _option(SchedulerConfig.stream_interval, "tokens between two outputs of a stream", int)
     distributed_executor_backend: str = _option(
@@ -167,6 +174,10 @@ class EngineArgs:
             max_num_seqs=self.max_num_seqs,
             enable_chunked_prefill=self.enable_chunked_prefill,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
+            policy=self.scheduling_policy,
+            scheduler_reserve_full_isl=self.scheduler_reserve_full_isl,
+            max_num_queued_reqs=self.max_num_queued_reqs,
+            max_num_queued_tokens=self.max_num_queued_tokens,
             async_scheduling=self.async_scheduling,
             stream_interval=self.stream_interval,
         )

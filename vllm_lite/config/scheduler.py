@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from vllm_lite.config.checks import check_bool, check_choice, check_int, refuse
 
+POLICIES = ("fcfs", "priority")
+
 
 @dataclass
 class SchedulerConfig:
@@ -39,7 +41,7 @@ class SchedulerConfig:
         check_bool("scheduler_reserve_full_isl", self.scheduler_reserve_full_isl)
         if self.async_scheduling is not None:
             check_bool("async_scheduling", self.async_scheduling)
-        check_choice("policy", self.policy, ("fcfs", "priority"))
+        check_choice("policy", self.policy, POLICIES)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise refuse(
                 "max_num_batched_tokens", self.max_num_batched_tokens, f">= max_num_seqs, which is {self.max_num_seqs}"
