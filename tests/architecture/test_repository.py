@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
+import sys
 import tomllib
 
 import pytest
 
-from tests.architecture.source import ROOT
+from tests.architecture.source import ROOT, modules
 
 MACHINES = ["work", "root", "opt/pypi", "opt/wheels", "tmp/vl", "home/[a-z]+"]
 HOSTS = [r"pypi\.org", r"pythonhosted\.org", r"npmjs\.org", r"debian\.org", r"pytorch\.org", r"huggingface\.co"]
@@ -39,3 +41,20 @@ def test_every_dependency_is_justified() -> None:
     rows = re.findall(r"^\| `([\w.-]+)` \| (\S.*) \|$", (ROOT / "docs" / "dependencies.md").read_text(), re.MULTILINE)
     assert {name for name, _ in rows} == requirements()
     assert len(rows) == len(requirements())
+
+
+# How a package is imported, where that differs from how it is installed.
+IMPORTED_AS = {"opentelemetry": "opentelemetry-sdk", "zmq": "pyzmq", "huggingface_hub": "huggingface-hub"}
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    names = {name for module in modules().values() for name in imported_packages(module)}
+    foreign = {IMPORTED_AS.get(name, name) for name in names - set(sys.stdlib_module_names) - {"vllm_lite"}}
+    assert foreign <= requirements()
+
+
+def imported_packages(module: ast.Module) -> set[str]:
+    imports = [node for node in ast.walk(module) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
+    names |= {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
+    return {name.split(".")[0] for name in names}

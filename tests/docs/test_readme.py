@@ -1,0 +1,49 @@
+"""What the pages show is run: snippets, commands, links, make targets."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_library_snippet_runs(tmp_path: Path) -> None:
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    (tmp_path / "snippet.py").write_text(snippet)
+    done = subprocess.run([sys.executable, tmp_path / "snippet.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)", page.read_text())
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    pages = "\n".join(page.read_text() for page in PAGES)
+    assert set(re.findall(r"(?:`|^    )make ([a-z]+)", pages, re.MULTILINE)) <= targets
+
+
+def shown_commands() -> list[list[str]]:
+    """Every `vllm-lite ...` line of the pages, split as a shell would."""
+    lines = [line for page in PAGES for line in re.findall(r"^ {4}vllm-lite (.*)$", page.read_text(), re.MULTILINE)]
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@pytest.mark.parametrize("command", shown_commands(), ids=" ".join)
+def test_shown_commands_are_understood(command: list[str]) -> None:
+    from vllm_lite.entrypoints.cli.main import make_parser
+
+    make_parser().parse_args(command)
