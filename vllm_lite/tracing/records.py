@@ -86,7 +86,8 @@ class Sort(Record, tag=4):
 
     Constant size at level 1. From level 2 `reqs`, `tokens` and `fates` have one entry for each letter that somebody waits for,
     in bag order (req 0: the request is not traced); late letters are in `late` at every level. `slices` is (t0, t1, size) of
-    each slice. `trace` is the bag's step_trace (traceparent of the core's send span), None where the step was not sampled.
+    each slice. `tokens` are the new tokens that each row brought the caller (a stop string may have cut it), whatever its fate.
+    `trace` is the bag's step_trace (traceparent of the core's send span), None where the step was not sampled.
     """
 
     STATION = "S8"

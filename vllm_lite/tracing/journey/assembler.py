@@ -116,6 +116,7 @@ class Assembler:
     def _close(self, process: Process, record: rec.Close) -> None:
         if request := self._request(process, record.req):
             request.close = record
+            request.num_closes += 1
 
     def _sort(self, process: Process, record: rec.Sort) -> None:
         bag = Bag(process, record)

@@ -99,6 +99,7 @@ class RequestJourney:
     abort_receipts: list[tuple[Process, rec.ReceiveAbort]] = field(default_factory=list)
     close: rec.Close | None = None
     num_tokens: int = 0  # in all its letters, late ones apart
+    num_closes: int = 0  # should be one
 
     @property
     def receives(self) -> list[rec.Receive]:

@@ -48,7 +48,7 @@ def _root(request: RequestJourney) -> Span:
     span = _span(
         request, f"{accept.operation} {accept.model}", Kind.SERVER, (accept.t, end), accept.span_id, attributes=_asked(request)
     )
-    span.parent_span_id, span.remote_parent = accept.parent_span_id, True
+    span.parent_span_id, span.remote_parent = accept.parent_span_id, accept.parent_span_id is not None
     span.tracestate = accept.tracestate
     span.events = [_token_event(letter) for letter in request.letters]
     span.dropped_events = request.letters.skipped

@@ -1,0 +1,43 @@
+"""Does a run's record hold together? Compares the spools with themselves, and with what the callers wrote in client.jsonl.
+
+Process: readers (`vllm-lite trace check`, tests). Knows: the journey model and spans. Does not know: how findings are printed.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from vllm_lite.tracing.check import counts
+from vllm_lite.tracing.check.counts import ClientLine
+from vllm_lite.tracing.check.finding import Finding
+from vllm_lite.tracing.check.trees import Trees
+from vllm_lite.tracing.journey import Run
+from vllm_lite.tracing.spans import run_spans
+
+__all__ = ["ClientLine", "Finding", "check_run", "read_client"]
+
+
+def check_run(run: Run, client: Sequence[ClientLine] | None = None) -> list[Finding]:
+    """Apply every rule. `client` is what `read_client` gave, None where no caller kept a record."""
+    callers = {request.accept.parent_span_id for request in run.requests if request.accept.parent_span_id is not None}
+    return [
+        counts.one_close(run),
+        counts.letters(run),
+        counts.tokens(run, client),
+        counts.bags(run),
+        counts.steps(run),
+        counts.aborts(run),
+        *Trees(list(run_spans(run)), callers).findings(),
+        counts.nothing_lost(run),
+    ]
+
+
+def read_client(run_dir: Path) -> list[ClientLine] | None:
+    """The callers' own record of the run, one line for each; None where there is none."""
+    path = run_dir / "client.jsonl"
+    if not path.exists():
+        return None
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

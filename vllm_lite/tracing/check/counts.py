@@ -1,0 +1,153 @@
+"""Rules about counts: letters, tokens, bags and aborts add up, in the spools and against what the callers wrote themselves.
+
+Process: readers. Knows: the journey model, client.jsonl. Does not know: spans.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm_lite.tracing import records as rec
+from vllm_lite.tracing.check.finding import Finding
+from vllm_lite.tracing.context import parse_traceparent
+from vllm_lite.tracing.journey import RequestJourney, Run
+
+ClientLine = dict[str, Any]
+
+
+def one_close(run: Run) -> Finding:
+    """Each request that entered ended exactly once; without an end only where its front end died or still runs."""
+    finding = Finding("one end per request")
+    for request in run.requests:
+        still_open = request.close is None and not request.process.ended
+        finding.expect(request.num_closes == 1 or still_open, f"{_name(request)} ended {request.num_closes} times")
+    return finding
+
+
+def letters(run: Run) -> Finding:
+    """puts == takes + staples + left, and from level 2 the single letters and takes say the same."""
+    finding = Finding("letters add up")
+    for request in run.requests:
+        close = request.close
+        if close is None:
+            continue
+        finding.equal(_name(request), puts=close.puts, takes_staples_left=close.takes + close.staples + close.left)
+        if request.accept.level < 2 or request.letters.skipped:
+            continue
+        fates = "".join(letter.fate for letter in request.letters)
+        stapled, kept = fates.count(rec.STAPLED), fates.count(rec.KEPT_BACK)
+        finding.equal(f"{_name(request)} puts", close=close.puts, letters=fates.count(rec.PUT) + stapled)
+        finding.equal(f"{_name(request)} staples", close=close.staples, letters=stapled)
+        finding.equal(f"{_name(request)} kept back", close=close.kept_back, letters=kept)
+        finding.equal(f"{_name(request)} takes", close=close.takes, taken=request.takes.count)
+    return finding
+
+
+def tokens(run: Run, client: Sequence[ClientLine] | None) -> Finding:
+    """The tokens of letters, takes and usage are the same, and the same as the ids and takes that the caller wrote down."""
+    finding = Finding("tokens add up")
+    for request in run.requests:
+        close = request.close
+        if close is None or close.outcome != "finished":
+            continue
+        if request.accept.level >= 2 and not request.letters.skipped:
+            taken = sum(take.tokens for take in request.takes)
+            name = f"{_name(request)} tokens"
+            finding.equal(name, usage=close.num_output_tokens, letters=request.num_tokens, taken=taken)
+            first = request.letters.first
+            finding.expect(first is None or first.position == 0, f"{_name(request)}: its first token's letter is missing")
+    if client is not None:
+        _against(finding, run, client)
+    return finding
+
+
+def _against(finding: Finding, run: Run, client: Sequence[ClientLine]) -> None:
+    requests = {request.accept.external_id: request for request in run.requests}
+    for line in client:
+        request = requests.pop(line["request_id"], None)
+        caller = parse_traceparent(line.get("traceparent"))
+        if request is None or request.close is None:
+            unsampled = request is None and caller is not None and not caller.sampled
+            finding.expect(unsampled, f"{line['request_id']}: its caller knows it, the spools do not know how it ended")
+            continue
+        close, name = request.close, _name(request)
+        finding.equal(f"{name} takes", caller=line["takes"], close=close.takes)
+        if request.accept.level >= 2 and not request.takes.skipped:
+            finding.equal(f"{name} taken", caller=len(line["token_ids"]), takes=sum(take.tokens for take in request.takes))
+        if close.outcome == "finished":
+            finding.equal(f"{name} usage", caller=len(line["token_ids"]), close=close.num_output_tokens)
+            finding.equal(f"{name} finish", caller=[line["finish_reason"]], close=sorted(set(close.finish_reasons)))
+        if caller is not None:
+            finding.equal(f"{name} trace", caller=caller.trace_id, accept=request.accept.trace_id)
+    for name in requests:
+        finding.expect(False, f"{name}: the spools know it, no caller does")
+
+
+def bags(run: Run, max_slice: int = 128) -> Finding:
+    """Slices add up to the bag and none is longer than `max_slice`; every letter has one fate; what was sent was sorted."""
+    finding = Finding("bags add up")
+    for bag in run.bags:
+        sort, name = bag.sort, f"bag {bag.sort.bag}"
+        sizes = [size for _, _, size in sort.slices]
+        fates = sort.num_put + sort.num_stapled + sort.num_kept_back + len(sort.late)
+        finding.equal(f"{name} letters", bag=sort.num_outputs, slices=sum(sizes), fates=fates)
+        finding.expect(max(sizes, default=0) <= max_slice, f"{name} has a slice of {max(sizes, default=0)}")
+        if sort.fates:
+            columns = (sort.fates.count(rec.PUT), sort.fates.count(rec.STAPLED), sort.fates.count(rec.KEPT_BACK))
+            finding.equal(f"{name} fates", columns=columns, counts=(sort.num_put, sort.num_stapled, sort.num_kept_back))
+        if bag.send is not None:
+            finding.equal(f"{name} outputs", sent=bag.send.num_outputs, sorted=sort.num_outputs)
+    return finding
+
+
+def steps(run: Run) -> Finding:
+    """Whoever got a letter took part in its step. Of a killed engine core, the last bag may be without one."""
+    finding = Finding("steps and bags")
+    for bag in run.bags:
+        if bag.step is None:
+            continue
+        members = {id(request) for request in bag.step.requests}
+        strangers = sum(letter.request is not None and id(letter.request) not in members for letter in bag.letters)
+        finding.expect(strangers == 0, f"bag {bag.sort.bag}: {strangers} letters for requests that were not in its step")
+    lost = [bag for bag in run.bags if bag.send is None and bag.sort.trace is not None]
+    died = sum(process.died and process.role == "engine-core" for process in run.processes)
+    finding.expect(len(lost) <= died, f"{len(lost)} bags came from no recorded step; {died} engine cores were killed")
+    return finding
+
+
+def aborts(run: Run) -> Finding:
+    """An abort is sent once, reaches the engine core unless that died, and says what the request's end says."""
+    finding = Finding("aborts")
+    for request in run.requests:
+        name, close = _name(request), request.close
+        ids = [internal_id for abort in request.aborts for internal_id in abort.internal_ids]
+        finding.expect(len(ids) == len(set(ids)), f"{name} was aborted more than once")
+        if close is None:
+            continue
+        if close.outcome == "aborted" and request.posts:
+            finding.expect(bool(ids), f"{name} ended as aborted, but no abort was sent")
+        reasons = {abort.reason for abort in request.aborts}
+        if reasons == {"stop_string"} and len(request.posts) == 1:
+            finding.equal(f"{name} stopped by a string", close=close.outcome, expected="finished")
+        if ids and not any(stay.process.died for stay in request.stays):
+            received = {i for _, receipt in request.abort_receipts for i in receipt.internal_ids}
+            finding.expect(received.issuperset(ids), f"{name}: {len(set(ids) - received)} aborts did not reach the engine core")
+    return finding
+
+
+def nothing_lost(run: Run) -> Finding:
+    """No record is missing but the last of a process that was killed."""
+    finding = Finding("nothing lost")
+    threads = sum(len(process.threads) for process in run.processes if not process.ended)
+    finding.expect(run.torn <= threads, f"{run.torn} spools end in the middle of a frame, {threads} without a farewell")
+    finding.expect(run.unknown == 0, f"{run.unknown} records are of a newer version")
+    finding.expect(run.unclaimed == 0, f"{run.unclaimed} records belong to nothing")
+    for _, dropped in run.dropped:
+        finding.expect(False, f"{dropped.count} dropped: {dropped.reason}")
+    return finding
+
+
+def _name(request: RequestJourney) -> str:
+    return f"request {request.accept.external_id}"

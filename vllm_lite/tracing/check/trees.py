@@ -1,0 +1,121 @@
+"""Rules about the shape of traces: every span has its parent, its own id, its place in time, and links that answer each other.
+
+Process: readers. Knows: spans. Does not know: records, files.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from vllm_lite.tracing.check.finding import Finding
+from vllm_lite.tracing.spans import Kind, Span
+from vllm_lite.tracing.spans.model import INCOMPLETE
+
+STEP = "engine_core.step"
+REQUEST_STEP = "request.step"
+ELIDED = "vllm_lite.steps_elided"
+Key = tuple[str, str]  # trace id, span id
+
+
+class Trees:
+    """The spans of a run by id. `callers` are the span ids that came in traceparent headers: parents that are not ours."""
+
+    def __init__(self, spans: Sequence[Span], callers: set[str]) -> None:
+        self.spans = spans
+        self.callers = callers
+        self.by_id: dict[Key, Span] = {_key(span): span for span in spans}
+
+    def findings(self) -> list[Finding]:
+        """All rules of this module."""
+        return [self.no_orphans(), self.unique_ids(), self.one_root(), self.nesting(), self.links(), self.links_both_ways()]
+
+    def parent(self, span: Span) -> Span | None:
+        """The span that `span` hangs on, None for a root or one whose parent is not ours."""
+        return None if span.parent_span_id is None else self.by_id.get((span.trace_id, span.parent_span_id))
+
+    def top(self, span: Span) -> Span:
+        """The highest of our spans above `span`."""
+        while (parent := self.parent(span)) is not None:
+            span = parent
+        return span
+
+    def no_orphans(self) -> Finding:
+        """Each parent is in the run, or is the caller's own span."""
+        finding = Finding("no orphans")
+        for span in self.spans:
+            foreign = span.parent_span_id is None or span.parent_span_id in self.callers
+            finding.expect(foreign or self.parent(span) is not None, f"{_name(span)} has no parent {span.parent_span_id}")
+        return finding
+
+    def unique_ids(self) -> Finding:
+        """No two spans share an id, not even in different traces."""
+        finding = Finding("unique span ids")
+        for span_id, count in Counter(span.span_id for span in self.spans).items():
+            finding.expect(count == 1, f"{count} spans have the id {span_id}")
+        return finding
+
+    def one_root(self) -> Finding:
+        """A trace has one root, or none where it began at a caller. What a killed sender left without a parent is no root."""
+        finding = Finding("one root per trace")
+        roots: Counter[str] = Counter()
+        rootless = {span.trace_id for span in self.spans if span.parent_span_id in self.callers}
+        for span in self.spans:
+            lost_sender = span.parent_span_id is None and span.remote_parent and INCOMPLETE in span.attributes
+            roots[span.trace_id] += span.parent_span_id is None and not lost_sender
+            if lost_sender:
+                rootless.add(span.trace_id)
+        for trace_id, count in roots.items():
+            finding.expect(count == 1 or (count == 0 and trace_id in rootless), f"trace {trace_id} has {count} roots")
+        return finding
+
+    def nesting(self) -> Finding:
+        """No span ends before it starts; a child lies within its parent, to the nanosecond, but what a message started may end
+        at any time after."""
+        finding = Finding("nesting")
+        for span in self.spans:
+            finding.expect(span.start <= span.end, f"{_name(span)} ends {span.start - span.end} ns before it starts")
+            parent = self.parent(span)
+            if parent is None:
+                continue
+            late = max(parent.start - span.start, 0 if span.kind is Kind.CONSUMER else span.end - parent.end)
+            finding.expect(late <= 0, f"{_name(span)} is {late} ns outside {_name(parent)}")
+        return finding
+
+    def links(self) -> Finding:
+        """Each link points at a span of the run."""
+        finding = Finding("links")
+        for span in self.spans:
+            for link in span.links:
+                there = (link.trace_id, link.span_id) in self.by_id
+                finding.expect(there, f"{_name(span)} links to {link.span_id}, which is not there")
+        return finding
+
+    def links_both_ways(self) -> Finding:
+        """The steps that link to a request are the steps that its request.step spans link to (level 3)."""
+        finding = Finding("links both ways")
+        steps: dict[Key, set[Key]] = defaultdict(set)  # of each request root
+        own: dict[Key, set[Key]] = defaultdict(set)
+        elided: Counter[Key] = Counter()
+        for span in self.spans:
+            if span.name == STEP:
+                for link in span.links:
+                    steps[link.trace_id, link.span_id].add(_key(span))
+            elif span.name == REQUEST_STEP:
+                own[_key(self.top(span))].update((link.trace_id, link.span_id) for link in span.links)
+            elif ELIDED in span.attributes:
+                elided[_key(self.top(span))] += int(str(span.attributes[ELIDED]))
+        for root in own.keys() | elided.keys():
+            missing, extra = len(steps[root] - own[root]), len(own[root] - steps[root])
+            told = f"request {root[1]}: {missing} of its steps are not in it ({elided[root]} elided), {extra} do not know it"
+            finding.expect(extra == 0 and (missing == 0 if not elided[root] else missing <= elided[root]), told)
+        return finding
+
+
+def _key(span: Span) -> Key:
+    return span.trace_id, span.span_id
+
+
+def _name(span: Span) -> str:
+    return f"{span.name} ({span.span_id})"
