@@ -68,9 +68,10 @@ class MsgpackEncoder:
 class MsgpackDecoder(Generic[T]):
     """Decodes messages of one type; without a type, to lists, dicts, numbers, strings and arrays. Not for several threads."""
 
-    def __init__(self, message_type: type[T] | Any = Any) -> None:
+    def __init__(self, message_type: type[T] | None = None) -> None:
+        expected: Any = Any if message_type is None else message_type
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(
-            message_type, ext_hook=self._decode_ext, dec_hook=_check_array
+            expected, ext_hook=self._decode_ext, dec_hook=_check_array
         )
         self._head_decoder = msgspec.msgpack.Decoder(_ArrayHead)
         self._frames: Sequence[Buffer] = ()

@@ -1,0 +1,166 @@
+"""Scheduler and executor, one step after another.
+
+Process: engine core (or the front end's, for an engine in process). Knows: the order of a step, and what may happen between its
+stages. Does not know: sockets, threads, or who asked.
+Mirrors: vllm/v1/engine/core.py (EngineCore)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from queue import SimpleQueue
+from typing import Any
+
+from vllm_lite.config import VllmConfig
+from vllm_lite.config.checks import refuse
+from vllm_lite.engine_core.core.step_tracer import StepStamp, StepTracer
+from vllm_lite.engine_core.executor.abstract import Executor, FailureCallback
+from vllm_lite.engine_core.kv_cache_utils import get_kv_cache_config, get_request_block_hasher
+from vllm_lite.engine_core.request import Request, RequestStatus
+from vllm_lite.engine_core.scheduler import Scheduler
+from vllm_lite.exceptions import VLLMValidationError
+from vllm_lite.tracing.recorder import Recorder, now_ns
+from vllm_lite.wire.kv_cache_interface import KVCacheConfig
+from vllm_lite.wire.messages import EngineCoreAbort, EngineCoreOutputs, EngineCoreRequest
+from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Builds the executor and the scheduler; `step()` does the rest.
+
+    The constructor returns once the model is loaded and the KV cache allocated. Its errors are those of the executor and of
+    the configuration; nothing is left behind then. `aborts_queue` may be filled by another thread while a step runs.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        executor_class: type[Executor],
+        log_stats: bool = True,
+        executor_fail_callback: FailureCallback | None = None,
+    ) -> None:
+        self.vllm_config = vllm_config
+        observability = vllm_config.observability_config
+        trace_dir = observability.trace_dir
+        self._recorder = Recorder(trace_dir, "engine-core", "main") if trace_dir is not None else None
+        self.step_tracer = StepTracer(self._recorder, observability.trace_steps)
+        self.aborts_queue: SimpleQueue[EngineCoreAbort] = SimpleQueue()
+        self.model_executor = executor_class(vllm_config)
+        try:
+            if executor_fail_callback is not None:
+                self.model_executor.register_failure_callback(executor_fail_callback)
+            self.kv_cache_config = self._initialize_kv_caches()
+            self.scheduler = Scheduler(vllm_config, self.kv_cache_config, log_stats)
+        except BaseException:
+            self.model_executor.shutdown()
+            raise
+        cache = vllm_config.cache_config
+        self._block_hasher = get_request_block_hasher(cache.block_size) if cache.enable_prefix_caching else None
+
+    def _initialize_kv_caches(self) -> KVCacheConfig:
+        """Size the KV cache by the configuration, else by what the worker says is free, and let the worker allocate it."""
+        executor, cache = self.model_executor, self.vllm_config.cache_config
+        fixed = cache.num_gpu_blocks_override is not None or cache.kv_cache_memory_bytes is not None
+        specs = executor.get_kv_cache_specs()
+        available_bytes = None if fixed else executor.determine_available_memory()
+        kv_cache_config = get_kv_cache_config(self.vllm_config, specs, available_bytes)
+        cache.num_gpu_blocks = kv_cache_config.num_blocks
+        executor.initialize_from_config(kv_cache_config)
+        tokens = (kv_cache_config.num_blocks - 1) * cache.block_size
+        logger.info("KV cache: %d blocks, %d tokens", kv_cache_config.num_blocks, tokens)
+        return kv_cache_config
+
+    # ---- requests ------------------------------------------------------------------------------------------------------------
+
+    def preprocess_add_request(self, request: EngineCoreRequest) -> Request:
+        """Check a letter and turn it into a request, block hashes included; called off the main thread.
+
+        Raises VLLMValidationError for what would hurt the step it is in; the front end has refused all of it before.
+        """
+        max_model_len = self.scheduler.max_model_len
+        prompt = request.prompt_token_ids
+        if not prompt:
+            raise VLLMValidationError("prompt_token_ids must hold at least one token", parameter="prompt_token_ids")
+        if (request.sampling_params is None) == (request.pooling_params is None):
+            raise VLLMValidationError("a request has either sampling_params or pooling_params", parameter="sampling_params")
+        longest = max_model_len if request.sampling_params is None else max_model_len - 1
+        if len(prompt) > longest:
+            raise refuse("prompt_token_ids", f"{len(prompt)} tokens", f"at most {longest} tokens long")
+        vocab_size = self.vllm_config.model_config.vocab_size
+        if min(prompt) < 0 or max(prompt) >= vocab_size:
+            bad = next(token for token in prompt if not 0 <= token < vocab_size)
+            raise refuse("prompt_token_ids", bad, f"token ids in [0, {vocab_size})")
+        return Request.from_engine_core_request(request, self._block_hasher)
+
+    def add_request(self, request: Request) -> None:
+        """Let a request wait for its first step. Raises ValueError where one of its id is here already."""
+        self.scheduler.add_request(request)
+        self.step_tracer.enter(request)
+
+    def abort_requests(self, request_ids: Iterable[str] | None, reason: str = "api") -> list[Request]:
+        """Give requests up (None: all), in whatever state; returns those that were still here. Unknown ids are no error."""
+        requests = self.scheduler.requests
+        ids = list(requests) if request_ids is None else [i for i in dict.fromkeys(request_ids) if i in requests]
+        for request_id in ids:
+            request = requests[request_id]
+            if request.trace is not None:
+                self.step_tracer.leave(request.trace, request_id, reason, request.status.name.lower())
+        return self.scheduler.finish_requests(ids, RequestStatus.FINISHED_ABORTED)
+
+    # ---- a step --------------------------------------------------------------------------------------------------------------
+
+    def step(self) -> tuple[dict[int, EngineCoreOutputs], bool]:
+        """Schedule, execute, update: a bag for each client that gets something, and whether the model ran.
+
+        Aborts that arrived while the model ran are applied before its result, so that they win over a last token.
+        """
+        if not self.scheduler.has_requests():
+            return {}, False
+        tracer = self.step_tracer
+        t0 = tracer.begin()
+        plan = self.scheduler.schedule()
+        stamp = tracer.scheduled(t0, self.scheduler, plan) if t0 else None
+        result = self._execute(plan, stamp)
+        self._process_aborts_queue()
+        t0 = now_ns()
+        bags = self.scheduler.update_from_output(plan, result)
+        tracer.updated(t0, stamp, bags)
+        return bags, plan.total_num_scheduled_tokens > 0
+
+    def _execute(self, plan: SchedulerOutput, stamp: StepStamp | None) -> ModelRunnerOutput:
+        result = self.model_executor.execute_model(plan)
+        if result is None:
+            sampled = self.model_executor.sample_tokens()
+            assert isinstance(sampled, ModelRunnerOutput)
+            result = sampled
+        assert isinstance(result, ModelRunnerOutput)
+        if stamp is not None:
+            self.step_tracer.executed(stamp)
+        return result
+
+    def _process_aborts_queue(self) -> None:
+        while not self.aborts_queue.empty():
+            abort = self.aborts_queue.get()
+            self.abort_requests(abort.request_ids, abort.reason)
+
+    # ---- utility calls -------------------------------------------------------------------------------------------------------
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached blocks; False while running requests hold some, unless they may be computed again."""
+        return self.scheduler.reset_prefix_cache(reset_running_requests)
+
+    def collective_rpc(
+        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a method of every worker; one result for each."""
+        return self.model_executor.collective_rpc(method, timeout, tuple(args), kwargs)
+
+    def shutdown(self) -> None:
+        """Free the workers and close the spool. May be called more than once."""
+        self.model_executor.shutdown()
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None

@@ -1,0 +1,208 @@
+"""The engine core as a process: a busy loop between an input and an output thread.
+
+Process: engine core, main thread. Knows: its queues, the steps, how to end. Does not know: frames or sockets (the threads do),
+nor how the process was started (`engine_core.proc` does).
+Mirrors: vllm/v1/engine/core.py (EngineCoreProc)
+"""
+
+from __future__ import annotations
+
+import logging
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+import zmq
+
+from vllm_lite.config import VllmConfig
+from vllm_lite.engine_core.core.engine_core import EngineCore
+from vllm_lite.engine_core.core.io_threads import (
+    InputQueue,
+    InputThread,
+    OutputItem,
+    OutputQueue,
+    OutputThread,
+    Rejected,
+    UtilityCall,
+)
+from vllm_lite.engine_core.executor.abstract import Executor
+from vllm_lite.engine_core.request import Request
+from vllm_lite.tracing.recorder import now_ns
+from vllm_lite.wire.messages import (
+    PROTOCOL_VERSION,
+    EngineCoreAbort,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreReadyResponse,
+    EngineCoreRequestType,
+    FinishReason,
+    UtilityOutput,
+)
+
+logger = logging.getLogger(__name__)
+
+UTILITY_METHODS = frozenset({"collective_rpc", "reset_prefix_cache"})
+
+
+class EngineCoreProc(EngineCore):
+    """Serves front ends until `request_shutdown()` or a failure.
+
+    The front ends' sockets are at `input_addresses` and `output_addresses`, by client index. The constructor sends READY to
+    each. `ctx` is terminated by `shutdown()`.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        executor_class: type[Executor],
+        log_stats: bool = True,
+        *,
+        engine_index: int,
+        pid: int,
+        ctx: zmq.Context[Any],
+        input_addresses: list[str],
+        output_addresses: list[str],
+    ) -> None:
+        self.engine_index = engine_index
+        self.input_queue: InputQueue = SimpleQueue()
+        self.output_queue: OutputQueue = SimpleQueue()
+        self._shutdown_requested = False
+        self._ctx = ctx
+        super().__init__(vllm_config, executor_class, log_stats, lambda: self._fail("the executor failed"))
+        trace_dir = vllm_config.observability_config.trace_dir
+        self._output_thread = OutputThread(
+            ctx,
+            output_addresses,
+            engine_index=engine_index,
+            output_queue=self.output_queue,
+            trace_dir=trace_dir,
+            on_failure=lambda: self._fail("the output thread failed"),
+        )
+        self._input_thread = InputThread(
+            ctx,
+            input_addresses,
+            engine_index.to_bytes(2, "little"),
+            msgspec.msgpack.encode(self._ready(pid)),
+            preprocess=self.preprocess_add_request,
+            input_queue=self.input_queue,
+            aborts_queue=self.aborts_queue,
+            output_queue=self.output_queue,
+            trace_dir=trace_dir,
+        )
+        self._output_thread.start()
+        self._input_thread.start()
+
+    def _ready(self, pid: int) -> EngineCoreReadyResponse:
+        info = self.model_executor.worker_info()
+        config, kv = self.vllm_config, self.kv_cache_config
+        return EngineCoreReadyResponse(
+            PROTOCOL_VERSION,
+            self.engine_index,
+            pid,
+            self.scheduler.max_model_len,
+            kv.num_blocks,
+            config.cache_config.block_size,
+            info["dtype"],
+            info["device"],
+            config.model_config.vocab_size,
+            config.parallel_config.distributed_executor_backend,
+            self.model_executor.max_concurrent_batches,
+            kv.num_blocks * kv.bytes_per_block,
+            info["weights_bytes"],
+            info["attention_backend"],
+            info["load_seconds"],
+        )
+
+    # ---- the loop ------------------------------------------------------------------------------------------------------------
+
+    def run_busy_loop(self) -> None:
+        """Take in letters and run steps until shutdown is requested. Raises what makes the engine unusable."""
+        while True:
+            self._process_input_queue()
+            if self._shutdown_requested:
+                break
+            self._process_engine_step()
+        self._abort_everything()
+
+    def request_shutdown(self) -> None:
+        """End the loop after the step that runs now; may be called from a signal handler or another thread."""
+        self._shutdown_requested = True
+        self.input_queue.put((EngineCoreRequestType.WAKEUP, None))
+
+    def _process_input_queue(self) -> None:
+        """Handle what has arrived; with nothing to schedule, sleep until something does."""
+        while not self.scheduler.has_requests() and not self._shutdown_requested:
+            if self.input_queue.empty():
+                while not self.aborts_queue.empty():  # each of them came through the input queue too
+                    self.aborts_queue.get()
+            self._handle_client_request(*self.input_queue.get())
+        while not self.input_queue.empty():
+            self._handle_client_request(*self.input_queue.get())
+
+    def _process_engine_step(self) -> None:
+        bags, _ = self.step()
+        parent_span_id = self.step_tracer.step_span_id
+        t_queued = now_ns() if parent_span_id is not None else 0
+        for client_index, outputs in bags.items():
+            self.output_queue.put(OutputItem(client_index, outputs, parent_span_id, t_queued))
+
+    def _handle_client_request(self, request_type: EngineCoreRequestType, payload: Any) -> None:
+        if request_type is EngineCoreRequestType.ADD:
+            if isinstance(payload, Rejected):
+                self._reject(payload)
+            else:
+                self._add(payload)
+        elif request_type is EngineCoreRequestType.ABORT:
+            abort: EngineCoreAbort = payload
+            self.abort_requests(abort.request_ids, abort.reason)
+        elif request_type is EngineCoreRequestType.UTILITY:
+            self._call_utility(payload)
+        elif request_type is EngineCoreRequestType.EXECUTOR_FAILED:
+            raise RuntimeError(payload)
+
+    def _reject(self, rejected: Rejected) -> None:
+        logger.info("request %s was rejected: %s", rejected.request_id, rejected.error)
+        if rejected.trace is not None:
+            self.step_tracer.leave(rejected.trace, rejected.request_id, "error", "waiting")
+        self._send_end(rejected.client_index, rejected.request_id, FinishReason.ERROR, rejected.error)
+
+    def _add(self, request: Request) -> None:
+        try:
+            self.add_request(request)
+        except ValueError as error:  # a live request owns this id, so an answer under it would end the wrong one
+            logger.error("dropped a request: %s", error)
+
+    def _call_utility(self, call: UtilityCall) -> None:
+        answer = UtilityOutput(call.call_id)
+        try:
+            if call.method not in UTILITY_METHODS:
+                raise NotImplementedError(f"the engine core has no method {call.method!r}")
+            answer.result = getattr(self, call.method)(*call.args)
+        except Exception as error:
+            logger.exception("utility call %s failed", call.method)
+            answer.failure_message = f"Call to {call.method} method failed: {type(error).__name__}: {error}"
+        self.output_queue.put(OutputItem(call.client_index, EngineCoreOutputs(utility_output=answer)))
+
+    # ---- the end -------------------------------------------------------------------------------------------------------------
+
+    def _abort_everything(self) -> None:
+        """Every request still here ends as aborted, and its caller is told."""
+        for request in self.abort_requests(None, "shutdown"):
+            self._send_end(request.client_index, request.request_id, FinishReason.ABORT)
+
+    def _send_end(self, client_index: int, request_id: str, reason: FinishReason, error: str | None = None) -> None:
+        row = EngineCoreOutput(request_id, [], finish_reason=reason, error=error)
+        self.output_queue.put(OutputItem(client_index, EngineCoreOutputs(outputs=[row])))
+
+    def _fail(self, reason: str) -> None:
+        """End the loop with an error; called from other threads."""
+        self.input_queue.put((EngineCoreRequestType.EXECUTOR_FAILED, reason))
+
+    def shutdown(self, *, dead: bool = False) -> None:
+        """Free the workers, send what is queued (and, if `dead`, that the engine is), end both threads."""
+        if self._output_thread.is_alive():
+            self.output_queue.put(OutputItem(0, None, last_word=dead))
+            self._output_thread.join()
+        super().shutdown()
+        self._ctx.term()
+        self._input_thread.join()

@@ -1,0 +1,133 @@
+"""The engine core's stamps: which steps are recorded, and what is written about them.
+
+Process: engine core, main thread. Knows: the recorder, traced requests by number. Does not know: how a step is planned or run;
+it is shown each stage's result. When tracing is off every method is skipped by its caller, or returns at its first line.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from vllm_lite.engine_core.request import Request
+from vllm_lite.engine_core.scheduler import Scheduler
+from vllm_lite.tracing.context import SpanContext, new_span_id, new_trace_id
+from vllm_lite.tracing.recorder import Recorder, now_ns
+from vllm_lite.tracing.records import Execute, Leave, Schedule, Update
+from vllm_lite.wire.messages import EngineCoreOutputs
+from vllm_lite.wire.step import SchedulerOutput
+
+
+class StepStamp:
+    """The ids of one recorded step, chosen when it was planned."""
+
+    __slots__ = ("execute_span_id", "span_id", "step", "t_execute", "trace_id")
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.trace_id = new_trace_id()
+        self.span_id = new_span_id()
+        self.execute_span_id = new_span_id()
+        self.t_execute = 0
+
+
+class StepTracer:
+    """Records steps and departures. `trace_steps` is "sampled", "all", "off" or a share of all steps ("0.1")."""
+
+    def __init__(self, recorder: Recorder | None, trace_steps: str) -> None:
+        self._recorder = recorder
+        self._trace_steps = trace_steps
+        self._live: dict[str, int] = {}  # traced requests that are in the core, by internal id
+        self.step_span_id: str | None = None  # of the step whose bags were stamped last
+
+    def enter(self, request: Request) -> None:
+        """A request was added; follow it if it is traced."""
+        if request.trace is not None:
+            self._live[request.request_id] = request.trace
+
+    def begin(self) -> int:
+        """The time a step's planning begins, or 0 where nothing is recorded now."""
+        if self._recorder is None or not self._recorder.refresh():
+            return 0
+        return now_ns()
+
+    def scheduled(self, t0: int, scheduler: Scheduler, plan: SchedulerOutput) -> StepStamp | None:
+        """A step was planned from `t0` until now. None where it is not to be recorded."""
+        t1 = now_ns()
+        assert self._recorder is not None
+        if not plan.num_scheduled_tokens or not self._wants(plan):
+            return None
+        stamp = StepStamp(plan.step)
+        reqs, tokens, prefills = [], [], []
+        num_prefill = 0
+        for request_id, count in plan.num_scheduled_tokens.items():
+            request = scheduler.requests[request_id]
+            prefill = request.num_output_tokens == 0 or request.num_computed_tokens - count < request.num_tokens - 1
+            num_prefill += prefill
+            if request_id in self._live:
+                reqs.append(self._live[request_id])
+                tokens.append(count)
+                if prefill:
+                    prefills.append(self._live[request_id])
+        self._recorder.append(
+            Schedule(
+                plan.step,
+                t0,
+                t1,
+                stamp.trace_id,
+                stamp.span_id,
+                reqs,
+                tokens,
+                prefills,
+                [
+                    (self._live[new.req_id], new.num_computed_tokens)
+                    for new in plan.scheduled_new_reqs
+                    if new.req_id in self._live
+                ],
+                [self._live[request_id] for request_id in plan.preempted_req_ids if request_id in self._live],
+                len(plan.num_scheduled_tokens),
+                num_prefill,
+                plan.total_num_scheduled_tokens,
+                len(scheduler.running),
+                len(scheduler.waiting),
+                scheduler.kv_cache_manager.usage,
+            )
+        )
+        plan.step_trace = SpanContext(stamp.trace_id, stamp.execute_span_id, sampled=True).traceparent()
+        stamp.t_execute = now_ns()
+        return stamp
+
+    def executed(self, stamp: StepStamp) -> None:
+        """The executor has answered."""
+        assert self._recorder is not None
+        self._recorder.append(Execute(stamp.step, stamp.t_execute, now_ns(), stamp.execute_span_id))
+
+    def updated(self, t0: int, stamp: StepStamp | None, bags: Mapping[int, EngineCoreOutputs]) -> None:
+        """update_from_output ran from `t0` until now and made `bags`: stamp them, and write the step's frame."""
+        self.step_span_id = stamp.span_id if stamp is not None else None
+        if stamp is None and not self._live:
+            return
+        t1 = now_ns()
+        ended = [o for bag in bags.values() for o in bag.outputs if o.finish_reason is not None and o.request_id in self._live]
+        finished = [(self._live.pop(output.request_id), str(output.finish_reason)) for output in ended]
+        if stamp is not None and self._recorder is not None:
+            for bag in bags.values():
+                bag.step_trace = SpanContext(stamp.trace_id, new_span_id(), sampled=True).traceparent()
+            self._recorder.append(Update(stamp.step, t0, t1, finished))
+            self._recorder.flush()
+
+    def leave(self, number: int, request_id: str, reason: str, status: str) -> None:
+        """Traced request `number` leaves the core outside a step, while it was waiting, running or preempted."""
+        self._live.pop(request_id, None)
+        if self._recorder is not None and self._recorder.refresh():
+            self._recorder.append(Leave(number, now_ns(), reason, status))
+            self._recorder.flush()
+
+    def _wants(self, plan: SchedulerOutput) -> bool:
+        if self._trace_steps == "sampled":
+            live = self._live
+            return bool(live) and any(request_id in live for request_id in plan.num_scheduled_tokens)
+        if self._trace_steps in ("all", "off"):
+            return self._trace_steps == "all"
+        return random.random() < float(self._trace_steps)

@@ -1,0 +1,129 @@
+"""The engine core's command: `python -m vllm_lite.engine_core.proc --handshake ADDR --engine-index N --death-fd FD`.
+
+Process: engine core, from its first line to its exit code. Knows: the handshake, signals, the parent's death. Does not know: steps
+or frames. It ends by SIGTERM, by the end of the file behind FD (the parent is gone), or by a failure; Ctrl-C, which a terminal
+sends to every process of the foreground, is the parent's to answer.
+Mirrors: vllm/v1/engine/core.py (EngineCoreProc.run_engine_core, startup_handshake)
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import msgspec
+import zmq
+
+from vllm_lite.config import VllmConfig
+from vllm_lite.engine_core.core import EngineCoreProc
+from vllm_lite.engine_core.executor.abstract import Executor
+from vllm_lite.wire.messages import PROTOCOL_VERSION, EngineHello, EngineInit, EngineStartFailed
+from vllm_lite.wire.sockets import make_zmq_socket
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_TIMEOUT_S = 300
+HANDSHAKE_LINGER_MS = 5000
+ORPHAN_GRACE_S = 2.0  # how long an orderly end may take once nobody waits for it
+
+
+class Ending:
+    """What SIGTERM and the parent's death mean: an exit while starting, an orderly shutdown while running."""
+
+    def __init__(self) -> None:
+        self._core: EngineCoreProc | None = None
+
+    def running(self, core: EngineCoreProc) -> None:
+        """From now on `core` is asked to end."""
+        self._core = core
+
+    def on_sigterm(self, *_: object) -> None:
+        """The signal handler, so in the main thread."""
+        if self._core is None:
+            raise SystemExit(128 + signal.SIGTERM)
+        self._core.request_shutdown()
+
+    def watch_parent(self, death_fd: int) -> None:
+        """A thread's body: wait for the parent's end, then see to ours."""
+        os.read(death_fd, 1)  # nobody writes, so this returns at end of file
+        if self._core is not None:
+            self._core.request_shutdown()
+            time.sleep(ORPHAN_GRACE_S)
+        os._exit(1)  # not sys.exit: the main thread may be anywhere
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one engine core; the exit code is 0 after an orderly end."""
+    parser = argparse.ArgumentParser(prog="vllm_lite.engine_core.proc")
+    parser.add_argument("--handshake", required=True, help="where the launcher's ROUTER socket is bound")
+    parser.add_argument("--engine-index", type=int, required=True, help="this engine's number, from 0")
+    parser.add_argument("--death-fd", type=int, required=True, help="read end of a pipe that closes when the parent dies")
+    args = parser.parse_args(argv)
+    logging.basicConfig(
+        level=os.environ.get("VLLM_LITE_LOGGING_LEVEL", "WARNING"),
+        format=f"%(levelname)s %(asctime)s [engine core {args.engine_index}] %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    ending = Ending()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, ending.on_sigterm)
+    threading.Thread(target=ending.watch_parent, args=(args.death_fd,), name="watch-parent", daemon=True).start()
+    core = start(args.handshake, args.engine_index)
+    if core is None:
+        return 1
+    ending.running(core)
+    gc.collect()
+    gc.freeze()  # what is alive now stays; the collector need not look at it again
+    return run(core)
+
+
+def start(handshake_address: str, engine_index: int) -> EngineCoreProc | None:
+    """Shake hands and build the engine core; None where it cannot come up, which the launcher has been told then."""
+    ctx: zmq.Context[Any] = zmq.Context()
+    identity = engine_index.to_bytes(2, "little")
+    handshake = make_zmq_socket(ctx, handshake_address, zmq.DEALER, bind=False, identity=identity, linger=HANDSHAKE_LINGER_MS)
+    try:
+        handshake.send(msgspec.msgpack.encode(EngineHello(PROTOCOL_VERSION, os.getpid(), engine_index)))
+        if not handshake.poll(HANDSHAKE_TIMEOUT_S * 1000):
+            raise TimeoutError(f"no answer to HELLO within {HANDSHAKE_TIMEOUT_S} s")
+        init = msgspec.msgpack.decode(handshake.recv(), type=EngineInit)
+        vllm_config = msgspec.msgpack.decode(init.vllm_config, type=VllmConfig)
+        return EngineCoreProc(
+            vllm_config,
+            Executor.get_class(vllm_config),
+            engine_index=engine_index,
+            pid=os.getpid(),
+            ctx=ctx,
+            input_addresses=init.input_addresses,
+            output_addresses=init.output_addresses,
+        )
+    except Exception as error:
+        logger.exception("the engine core cannot start")
+        handshake.send(msgspec.msgpack.encode(EngineStartFailed(type(error).__name__, str(error))))
+        return None
+    finally:
+        handshake.close()
+
+
+def run(core: EngineCoreProc) -> int:
+    """Serve until the end; a failure is logged and every front end is told that the engine is dead."""
+    failed = False
+    try:
+        core.run_busy_loop()
+    except Exception:
+        logger.exception("the engine core failed")
+        failed = True
+    finally:
+        core.shutdown(dead=failed)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
