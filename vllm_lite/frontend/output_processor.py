@@ -7,6 +7,7 @@ Mirrors: vllm/v1/engine/output_processor.py
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,8 @@ from vllm_lite.outputs import RequestOutput
 from vllm_lite.tracing.recorder import now_ns
 from vllm_lite.tracing.records import KEPT_BACK
 from vllm_lite.wire.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["OutputProcessor", "OutputProcessorOutput", "RequestOutputCollector", "RequestState"]
 
@@ -95,28 +98,10 @@ class OutputProcessor:
                 if stamp is not None:
                     stamp.add_late(row.request_id, len(row.new_token_ids))
                 continue
-            if state.is_prefilling:
-                self._end_prefill(state, row)
-            new_token_ids, finish_reason, stop_reason = row.new_token_ids, row.finish_reason, row.stop_reason
-            stop_string = state.detokenizer.update(new_token_ids, finish_reason is FinishReason.STOP)
-            if stop_string is not None:
-                finish_reason, stop_reason = FinishReason.STOP, stop_string
-            if state.logprobs_processor is not None:
-                state.logprobs_processor.update_from_output(row, len(new_token_ids))
-            if state.trace is not None:
-                _count(state, len(new_token_ids), finish_reason, stop_reason)
-            output = state.make_request_output(new_token_ids, finish_reason, stop_reason)
-            fate = KEPT_BACK
-            if output is not None and state.queue is not None:
-                fate = state.queue.put(output)
-            elif output is not None:
-                processed.request_outputs.append(output)
-            if stamp is not None:
-                stamp.letter(state.trace, len(new_token_ids), fate)
-            if finish_reason is not None:
-                self._forget(state)
-                if not row.finished:
-                    processed.reqs_to_abort.append(state.request_id)
+            try:
+                self._sort(row, state, processed, stamp)
+            except Exception as error:  # whatever it is, it is this request's alone
+                self._fail(state, error, processed)
         return processed
 
     def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:
@@ -147,6 +132,45 @@ class OutputProcessor:
         self.parent_requests.clear()
         self.external_req_ids.clear()
         self._num_queued_tokens = 0
+
+    def _sort(
+        self, row: EngineCoreOutput, state: RequestState, processed: OutputProcessorOutput, stamp: BagStamp | None
+    ) -> None:
+        """One row: to text, to an output where it is time for one, into the mailbox."""
+        if state.is_prefilling:
+            self._end_prefill(state, row)
+        new_token_ids, finish_reason, stop_reason = row.new_token_ids, row.finish_reason, row.stop_reason
+        stop_string = state.detokenizer.update(new_token_ids, finish_reason is FinishReason.STOP)
+        if stop_string is not None:
+            finish_reason, stop_reason = FinishReason.STOP, stop_string
+        elif finish_reason is FinishReason.ERROR:
+            stop_reason = row.error
+        if state.logprobs_processor is not None:
+            state.logprobs_processor.update_from_output(row, len(new_token_ids))
+        if state.trace is not None:
+            _count(state, len(new_token_ids), finish_reason, stop_reason)
+        output = state.make_request_output(new_token_ids, finish_reason, stop_reason)
+        fate = KEPT_BACK
+        if output is not None and state.queue is not None:
+            fate = state.queue.put(output)
+        elif output is not None:
+            processed.request_outputs.append(output)
+        if stamp is not None:
+            stamp.letter(state.trace, len(new_token_ids), fate)
+        if finish_reason is not None:
+            self._forget(state)
+            if row.finish_reason is None:
+                processed.reqs_to_abort.append(state.request_id)
+
+    def _fail(self, state: RequestState, error: Exception, processed: OutputProcessorOutput) -> None:
+        """The front end cannot go on with this request: its caller gets the error, the engine core gives it up."""
+        logger.error("request %s failed in the front end", state.request_id, exc_info=error)
+        if state.queue is None:
+            raise error
+        state.queue.put(error)
+        if self.request_states.get(state.request_id) is state:
+            self._forget(state)
+        processed.reqs_to_abort.append(state.request_id)
 
     def _resolve(self, request_id: str, internal: bool) -> list[str]:
         if not internal:

@@ -29,7 +29,7 @@ def ipc_folder() -> Path:
 
 
 def make_zmq_socket(
-    ctx: zmq.Context[Any], address: str, kind: int, bind: bool, identity: bytes | None = None, linger: int = 0
+    ctx: zmq.Context[Any], address: str, kind: int, bind: bool, *, identity: bytes | None = None, linger: int = 0
 ) -> zmq.Socket[Any]:
     """A socket of `kind` (zmq.ROUTER, ...), bound or connected to `address`.
 
@@ -37,7 +37,7 @@ def make_zmq_socket(
     queue would block the sender's event loop (PUSH, DEALER) or drop letters (ROUTER). The bound address, with the port that
     the system chose for port 0, is `socket.getsockopt_string(zmq.LAST_ENDPOINT)`.
     """
-    socket = ctx.socket(kind)
+    socket: zmq.Socket[Any] = ctx.socket(kind)
     socket.setsockopt(zmq.LINGER, linger)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)

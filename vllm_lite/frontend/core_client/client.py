@@ -1,0 +1,73 @@
+"""What the front end asks of an engine core client, whichever kind it is.
+
+Process: front end. Knows: the calls. Does not know: how many engine cores there are, or how they are reached.
+Mirrors: vllm/v1/engine/core_client.py (EngineCoreClient)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vllm_lite.wire.messages import EngineCoreOutputs, EngineCoreRequest
+
+
+class Bag(NamedTuple):
+    """A message of outputs with its arrival: monotonic ns when it was received and when it was decoded, and its bytes."""
+
+    outputs: EngineCoreOutputs
+    t_received: int
+    t_decoded: int
+    body_size: int
+
+
+class Posted(NamedTuple):
+    """Which engine core a request was sent to, and how many bytes that took."""
+
+    engine_index: int
+    body_size: int
+
+
+class EngineCoreClient(ABC):
+    """All calls but `abort_requests_async` and `shutdown` raise EngineDeadError once an engine core is dead."""
+
+    @property
+    @abstractmethod
+    def dead_error(self) -> Exception | None:
+        """Why no engine can be reached any more; None while all is well."""
+
+    @property
+    @abstractmethod
+    def dead_engine_index(self) -> int | None:
+        """The engine core whose death that was; None after an orderly shutdown."""
+
+    @abstractmethod
+    async def get_bag_async(self) -> Bag:
+        """Wait for the next bag."""
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        """The next bag's outputs alone."""
+        return (await self.get_bag_async()).outputs
+
+    @abstractmethod
+    async def add_request_async(self, request: EngineCoreRequest) -> Posted:
+        """Send a request. TypeError where it holds what cannot be encoded."""
+
+    @abstractmethod
+    async def abort_requests_async(
+        self, request_ids: Sequence[str], reason: str = "api", trace_headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Tell the engine core to give requests up, by internal id; ids that it does not know are harmless."""
+
+    @abstractmethod
+    async def call_utility_async(self, method: str, *args: Any) -> Any:
+        """Call a method of the engine core and wait for its result. RuntimeError with the core's words where it failed."""
+
+    @abstractmethod
+    async def ping_async(self, seconds: float) -> None:
+        """Ask for a sign of life; EngineDeadError where none comes within so many seconds."""
+
+    @abstractmethod
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the engine cores. May be called more than once, from any thread."""

@@ -1,0 +1,156 @@
+"""What comes from the engine cores: bags for the output handler, answers to calls, and the news that one is dead.
+
+Process: front end, on the event loop. Knows: the output socket, who waits for what. Does not know: requests, or the client
+object, which can therefore be collected while the loop still holds this.
+Mirrors: vllm/v1/engine/core_client.py (process_outputs_socket)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from vllm_lite.exceptions import EngineDeadError
+from vllm_lite.frontend.core_client.client import Bag
+from vllm_lite.tracing.recorder import now_ns
+from vllm_lite.wire.messages import ENGINE_CORE_DEAD, EngineCoreOutputs, UtilityOutput
+from vllm_lite.wire.serial_utils import MsgpackDecoder
+
+logger = logging.getLogger(__name__)
+
+
+class Inbox:
+    """Reads the PULL socket whenever the loop says that something has come.
+
+    The first error that `fail` is told stands. It is delivered after the bags that came before it, and at once to every call
+    that waits for an answer. `on_last_word` is called when an engine core says itself that it dies.
+    """
+
+    def __init__(self, socket: zmq.Socket[Any], on_last_word: Callable[[], None]) -> None:
+        self._socket = socket
+        self._descriptor = int(socket.getsockopt(zmq.FD))
+        self._on_last_word = on_last_word
+        self._decoder: MsgpackDecoder[EngineCoreOutputs] = MsgpackDecoder(EngineCoreOutputs)
+        self._bags: asyncio.Queue[Bag | Exception] = asyncio.Queue()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._pings: dict[int, asyncio.Future[None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failed = False
+        self.error: Exception | None = None
+        self.dead_engine_index: int | None = None
+
+    def start(self) -> None:
+        """Read on the running loop from now on. RuntimeError where another loop did so before."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        if self._loop is not None:
+            raise RuntimeError("this engine client belongs to another event loop; build one engine for each loop")
+        self._loop = loop
+        # In an empty context: whoever comes first must not lend its context to what is read for all.
+        contextvars.Context().run(loop.add_reader, self._descriptor, self._read)
+        self._read()  # the descriptor tells of changes only, and something may have come before
+
+    async def get(self) -> Bag:
+        """The next bag; raises the error where there will be none."""
+        if self.error is not None and self._bags.empty():
+            raise self.error
+        item = await self._bags.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def expect(self, call_id: int) -> asyncio.Future[Any]:
+        """A future for the answer to call `call_id`, which is about to be sent."""
+        return self._expect(self._calls, call_id)
+
+    def expect_pong(self, number: int) -> asyncio.Future[None]:
+        """A future for the answer to ping `number`."""
+        return self._expect(self._pings, number)
+
+    def fail(self, error: Exception, engine_index: int | None = None) -> None:
+        """Nothing more will come. On the loop, or where none has been used."""
+        self._note(error, engine_index)
+        if self._failed:
+            return
+        self._failed = True
+        if not self._socket.closed:
+            self._read()
+        assert self.error is not None
+        self._bags.put_nowait(self.error)
+        for waiting in (*self._calls.values(), *self._pings.values()):
+            if not waiting.done():
+                waiting.set_exception(self.error)
+
+    def fail_threadsafe(self, error: Exception, engine_index: int | None = None) -> None:
+        """As `fail`, from any thread: the error stands at once, those that wait hear of it on the loop."""
+        self._note(error, engine_index)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
+                self._loop.call_soon_threadsafe(self.fail, error, engine_index)
+
+    def _note(self, error: Exception, engine_index: int | None) -> None:
+        if self.error is None:
+            self.error, self.dead_engine_index = error, engine_index
+
+    def close(self) -> None:
+        """Stop reading and close the socket; on the loop where it runs."""
+        if self._socket.closed:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._descriptor)
+        self._socket.close(linger=0)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that reads, None before `start`."""
+        return self._loop
+
+    def _expect(self, waiting: dict[int, asyncio.Future[Any]], key: int) -> asyncio.Future[Any]:
+        if self.error is not None:
+            raise self.error
+        assert self._loop is not None
+        future = waiting[key] = self._loop.create_future()
+        future.add_done_callback(lambda _: waiting.pop(key, None))
+        return future
+
+    def _read(self) -> None:
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._open(frames)
+            except Exception:  # a letter that cannot be read must not stop those behind it
+                logger.exception("a message from the engine core was dropped (%d bytes)", sum(map(len, frames)))
+
+    def _open(self, frames: list[bytes]) -> None:
+        if frames == [ENGINE_CORE_DEAD]:
+            self._on_last_word()
+            self.fail(EngineDeadError("an engine core met a fatal error and ended; its traceback above says which"), 0)
+            return
+        t_received = now_ns()
+        outputs = self._decoder.decode(frames)
+        t_decoded = now_ns()
+        if outputs.utility_output is not None:
+            self._answer(outputs.utility_output)
+        if outputs.pong is not None and (waiting := self._pings.get(outputs.pong)) is not None and not waiting.done():
+            waiting.set_result(None)
+        if outputs.outputs or outputs.scheduler_stats is not None:
+            self._bags.put_nowait(Bag(outputs, t_received, t_decoded, sum(map(len, frames))))
+
+    def _answer(self, answer: UtilityOutput) -> None:
+        waiting = self._calls.get(answer.call_id)
+        if waiting is None or waiting.done():
+            logger.warning("an answer to call %d, which nobody waits for, was dropped", answer.call_id)
+        elif answer.failure_message is not None:
+            waiting.set_exception(RuntimeError(answer.failure_message))
+        else:
+            waiting.set_result(answer.result)

@@ -1,0 +1,137 @@
+"""The engine core processes that this front end started: their life, their death, their end.
+
+Process: front end; one thread of it waits for processes to exit. Knows: pids, the death pipe. Does not know: sockets.
+A child that holds the pipe's read end sees its end when this process is gone, however it went, and exits.
+Mirrors: vllm/v1/engine/utils.py (CoreEngineProcManager), vllm/v1/engine/core_client.py (the monitor thread)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+ENGINE_CORE_MODULE = "vllm_lite.engine_core.proc"
+TERMINATE_SECONDS = 5.0  # for an orderly end, before the death pipe closes
+DEATH_PIPE_SECONDS = 2.0  # for the exit that the closed pipe asks for, before SIGKILL
+
+
+class EngineProcesses:
+    """Starts engine cores, tells when one has exited, and ends them all."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._pidfds: list[int] = []
+        self._death_fd: int | None = None  # write end of the death pipe; no child has it
+        self._wake_fd: int | None = os.eventfd(0)
+        self._watcher: threading.Thread | None = None
+        self._closing = False
+        self._ending = threading.RLock()  # reentrant: garbage collection may call close() anywhere
+
+    def start(self, handshake_address: str, count: int) -> None:
+        """Start engine cores 0 to `count` - 1. In a process group of their own, so that Ctrl-C reaches them through us."""
+        read_end, self._death_fd = os.pipe()
+        try:
+            for index in range(count):
+                command = [sys.executable, "-m", ENGINE_CORE_MODULE, "--handshake", handshake_address]
+                command += ["--engine-index", str(index), "--death-fd", str(read_end)]
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(read_end,), process_group=0)
+                self._processes.append(process)
+                self._pidfds.append(os.pidfd_open(process.pid))
+        finally:
+            os.close(read_end)
+
+    @property
+    def pidfds(self) -> list[int]:
+        """One file descriptor for each engine core, readable once it has exited."""
+        return self._pidfds
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes started, in the order of their index."""
+        return [process.pid for process in self._processes]
+
+    def exited(self) -> dict[int, str]:
+        """How each engine core that is gone has ended, by its index."""
+        codes = [(index, process, process.poll()) for index, process in enumerate(self._processes)]
+        return {index: f"(pid {process.pid}) {_ending(code)}" for index, process, code in codes if code is not None}
+
+    def watch(self, on_exit: Callable[[int, str], None]) -> None:
+        """From now on call `on_exit(index, how)` in a thread when an engine core exits, once; the others are then ended."""
+        self._watcher = threading.Thread(target=self._watch, args=(on_exit,), name="engine-core-monitor", daemon=True)
+        self._watcher.start()
+
+    def condemn(self) -> None:
+        """An engine core said that it is dying: see to it, in the watching thread, that all of them really end."""
+        if self._wake_fd is not None:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def close(self, timeout: float | None = None) -> None:
+        """End all engine cores, in order for `timeout` seconds, then by force. May be called more than once."""
+        if os.getpid() != self._owner:  # a fork of the process that owns them
+            return
+        self._closing = True
+        watcher = self._watcher
+        if watcher is not None and watcher is not threading.current_thread():
+            self.condemn()
+            watcher.join()
+            self._watcher = None
+        self._end(TERMINATE_SECONDS if timeout is None else timeout)
+        with self._ending:
+            for fd in (*self._pidfds, *([] if self._wake_fd is None else [self._wake_fd])):
+                os.close(fd)
+            self._pidfds, self._wake_fd = [], None
+
+    def _watch(self, on_exit: Callable[[int, str], None]) -> None:
+        poller = select.poll()
+        assert self._wake_fd is not None
+        for fd in (*self._pidfds, self._wake_fd):
+            poller.register(fd, select.POLLIN)
+        poller.poll()
+        if self._closing:
+            return
+        for index, how in self.exited().items():
+            on_exit(index, how)
+        self._end(TERMINATE_SECONDS)
+
+    def _end(self, timeout: float) -> None:
+        with self._ending:
+            for process in self._processes:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
+            self._wait(timeout)
+            if self._death_fd is not None:
+                os.close(self._death_fd)
+                self._death_fd = None
+            self._wait(DEATH_PIPE_SECONDS)
+            for process in self._processes:
+                if process.poll() is None:
+                    logger.warning("engine core (pid %d) does not end and is killed", process.pid)
+                    process.kill()
+                process.wait()
+
+    def _wait(self, timeout: float) -> None:
+        """Until all have exited, for at most `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - time.monotonic(), 0))
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
