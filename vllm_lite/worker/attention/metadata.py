@@ -1,0 +1,56 @@
+"""One step's batch as attention sees it: whose tokens are where, and where their keys and values lie.
+
+Process: worker. Knows: positions, slots, block tables (numpy, on the host). Does not know: tensors, models, backends.
+Mirrors: vllm/v1/attention/backend.py (CommonAttentionMetadata)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(slots=True)
+class AttentionMetadata:
+    """A flat batch of T tokens from B sequences; the first `num_decodes` sequences have one token each.
+
+    `query_start_loc` int64 [B+1]: where each sequence's tokens begin. `seq_lens` int64 [B]: tokens with keys and values once
+    this step has written its own. `block_table` int64 [B, n]: enough columns for the longest sequence, the rest is whatever.
+    `slot_mapping` int64 [T]: block number times block size plus offset, where each token's key and value go.
+    """
+
+    block_size: int
+    num_decodes: int
+    query_start_loc: npt.NDArray[np.int64]
+    seq_lens: npt.NDArray[np.int64]
+    block_table: npt.NDArray[np.int64]
+    slot_mapping: npt.NDArray[np.int64]
+
+    @property
+    def num_reqs(self) -> int:
+        """B."""
+        return len(self.seq_lens)
+
+    def slots(self, request: int, first: int) -> npt.NDArray[np.int64]:
+        """Slots of one sequence's tokens from position `first` to its end: int64 [seq_lens[request] - first]."""
+        positions = np.arange(first, self.seq_lens[request])
+        blocks: npt.NDArray[np.int64] = self.block_table[request, positions // self.block_size]
+        return np.asarray(blocks * self.block_size + positions % self.block_size)
+
+    def padded_slots(
+        self, requests: npt.NDArray[np.int64], window: int | None
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Slots of several sequences, side by side: int64 and bool [len(requests), longest].
+
+        With a `window` only each sequence's last `window` tokens count. Where the mask is False there is no token, and the
+        slot is 0: the null block is never written, so what is read there is zero and not another request's past.
+        """
+        ends = self.seq_lens[requests]
+        starts = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
+        positions = starts[:, None] + np.arange(int((ends - starts).max()))
+        valid = positions < ends[:, None]
+        columns = np.where(valid, positions // self.block_size, 0)
+        blocks = np.take_along_axis(self.block_table[requests], columns, axis=1)
+        return np.where(valid, blocks * self.block_size + positions % self.block_size, 0), valid

@@ -1,0 +1,201 @@
+"""Runs one step: rows to a flat batch, the forward pass, sampled tokens back into the rows.
+
+Process: worker. Knows: the model as a callable on a flat batch, the input batch, the attention backend, the sampler. Does not
+know: the scheduler's reasons, tracing (it only notes times), how weights were loaded.
+Mirrors: vllm/v1/worker/gpu_model_runner.py, vllm/v1/worker/cpu_model_runner.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from vllm_lite.config import VllmConfig
+from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.tracing.recorder import now_ns
+from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm_lite.wire.step import (
+    CachedRequestData,
+    LogprobsLists,
+    ModelRunnerOutput,
+    NewRequestData,
+    SchedulerOutput,
+)
+from vllm_lite.worker.attention.interface import PagedLayer
+from vllm_lite.worker.attention.torch_sdpa import TorchSdpaBackend
+from vllm_lite.worker.device import dtype_name
+from vllm_lite.worker.input_batch import InputBatch, StepBatch
+from vllm_lite.worker.logprobs import PromptPart, gather_logprobs, prompt_logprobs, prompt_parts, row_of
+from vllm_lite.worker.probe import attention_noted, probe_model
+from vllm_lite.worker.sampler import NO_TOKEN, Sampler, SamplerOutput
+
+NO_TOKEN_MESSAGE = "no token can be sampled: every logit is -inf or not a number"
+
+
+@dataclass(slots=True)
+class StepClock:
+    """A step's times, monotonic ns: begun, inputs prepared, forward pass done, tokens sampled; CUDA events where measured."""
+
+    t0: int
+    t1: int = 0
+    t2: int = 0
+    t3: int = 0
+    events: list[torch.cuda.Event] = field(default_factory=list)
+
+    def device_ns(self) -> int | None:
+        """GPU time between the two events; None where there are none."""
+        if not self.events:
+            return None
+        self.events[1].synchronize()
+        return int(self.events[0].elapsed_time(self.events[1]) * 1e6)
+
+
+@dataclass(slots=True)
+class ComputedStep:
+    """A step between its forward pass and its sampling. `logits` [n + m, V]: the n requests `sampled` (indices into the step)
+    whose next token is due, then the m prompt tokens of `parts`."""
+
+    step: StepBatch
+    sampled: npt.NDArray[np.int64]
+    parts: list[PromptPart]
+    logits: torch.Tensor
+
+
+class ModelRunner:
+    """One engine's model and its requests on one device."""
+
+    def __init__(self, model: Any, vllm_config: VllmConfig, device: torch.device) -> None:
+        model_config, scheduler_config = vllm_config.model_config, vllm_config.scheduler_config
+        assert model_config.max_model_len is not None
+        self._model = model
+        self._device = device
+        self._max_num_seqs = scheduler_config.max_num_seqs
+        self._max_num_tokens = scheduler_config.max_num_batched_tokens
+        self._block_size = vllm_config.cache_config.block_size
+        self._calls = probe_model(model, model_config.max_model_len)
+        self.backend = TorchSdpaBackend(device, model.dtype)
+        self._sampler = Sampler(device)
+        self._batch = InputBatch(
+            self._max_num_seqs, model_config.max_model_len, self._block_size, model.config.vocab_size, model_config.seed
+        )
+        self._computed: ComputedStep | None = None
+        self.clock = StepClock(0)
+
+    def kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
+        """Each attention layer's cache, by module name."""
+        return {
+            name: FullAttentionSpec(
+                self._block_size,
+                call.num_kv_heads,
+                call.head_size,
+                call.head_size_v,
+                dtype_name(self._model.dtype),
+                call.sliding_window,
+            )
+            for name, call in self._calls.items()
+        }
+
+    def allocate(self, kv_cache_config: KVCacheConfig) -> None:
+        """Make the caches and hang them on the attention modules, where the attention function finds them."""
+        for name, call in self._calls.items():
+            spec = kv_cache_config.kv_cache_specs[name]
+            keys, values = self.backend.allocate(spec, kv_cache_config.num_blocks)
+            call.module.paged = PagedLayer(self.backend, keys, values, spec.sliding_window, call.softcap)  # type: ignore[assignment]
+
+    @torch.inference_mode()
+    def profile(self) -> None:
+        """The largest step's forward pass without a KV cache, for its memory alone."""
+        positions = torch.arange(self._max_num_tokens, device=self._device)
+        with attention_noted(self._model):
+            logits = self._forward(torch.zeros_like(positions), positions, positions[: self._max_num_seqs])
+        logits.float().softmax(-1).cumsum(-1, dtype=torch.float64)  # what sampling takes at most
+
+    def warm_up(self) -> None:
+        """One small request, so that the first real one does not pay for what libraries set up once."""
+        params, count = SamplingParams(temperature=0.0, seed=0), min(self._block_size, 8)
+        request = NewRequestData("warm-up", [0] * count, count, params, None, [[1]], 0)
+        self.execute_model(SchedulerOutput(0, [request], CachedRequestData(), {"warm-up": count}, count))
+        self.sample_tokens()
+        self.execute_model(SchedulerOutput(0, [], CachedRequestData(), {}, 0, finished_req_ids=["warm-up"]))
+
+    @torch.inference_mode()
+    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Forward pass of a step. None: `sample_tokens` has the result; an output where there was nothing to compute."""
+        clock = self.clock = StepClock(now_ns())
+        self._batch.update(plan)
+        if not plan.num_scheduled_tokens:
+            return ModelRunnerOutput([], [])
+        step = self._batch.step(plan.num_scheduled_tokens)
+        parts = prompt_parts(step, self._batch)
+        sampled = np.flatnonzero(step.samples)
+        wanted = [step.attention.query_start_loc[1:][sampled] - 1]
+        wanted += [np.arange(part.start, part.start + part.count) for part in parts]
+        rows = np.concatenate(wanted)
+        self.backend.begin_step(step.attention)
+        inputs = [
+            self._upload(array) for array in (step.token_ids, step.positions, rows if len(rows) else np.zeros(1, np.int64))
+        ]
+        clock.t1 = now_ns()
+        if plan.step_trace is not None and self._device.type == "cuda":
+            clock.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+            clock.events[0].record()
+        logits = self._forward(*inputs)
+        clock.t2 = now_ns()
+        self._computed = ComputedStep(step, sampled, parts, logits)
+        return None
+
+    @torch.inference_mode()
+    def sample_tokens(self) -> ModelRunnerOutput:
+        """Choose the next tokens of the step just computed and note them in the batch."""
+        computed, self._computed = self._computed, None
+        assert computed is not None, "sample_tokens follows an execute_model that returned None"
+        step, sampled, batch = computed.step, computed.sampled, self._batch
+        rows = step.rows[sampled]
+        chosen = None
+        token_ids = np.zeros(0, np.int64)
+        if len(sampled):
+            chosen = self._sampler(computed.logits[: len(sampled)], rows, batch)
+        if self.clock.events:
+            self.clock.events[1].record()
+        if chosen is not None:
+            token_ids = chosen.token_ids.cpu().numpy()  # the one place where the step waits for the device
+        self.clock.t3 = now_ns()
+        found = prompt_logprobs(computed.logits[len(sampled) :], computed.parts, step, batch)
+        good = token_ids != NO_TOKEN
+        batch.append(rows[good], token_ids[good])
+        answers: list[list[int]] = [[] for _ in step.req_ids]
+        errors = {}
+        for index, token_id in zip(sampled.tolist(), token_ids.tolist(), strict=True):
+            if token_id == NO_TOKEN:
+                errors[step.req_ids[index]] = NO_TOKEN_MESSAGE
+            else:
+                answers[index] = [token_id]
+        logprobs = None if chosen is None else self._logprobs(step, sampled, token_ids, chosen)
+        return ModelRunnerOutput(step.req_ids, answers, logprobs, found, errors=errors)
+
+    def _forward(self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Logits [n, V] of the flat batch's `rows` [n]."""
+        output = self._model(token_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=rows)
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _logprobs(
+        self, step: StepBatch, sampled: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64], chosen: SamplerOutput
+    ) -> list[LogprobsLists | None] | None:
+        """One entry for each request of the step, None for those that did not ask; None where nobody did."""
+        if chosen.logprobs is None:
+            return None
+        asked = chosen.logprob_rows
+        counts = self._batch.sampling.num_logprobs[step.rows[sampled[asked]]]
+        together = gather_logprobs(chosen.logprobs, np.maximum(token_ids[asked], 0), int(counts.max()))
+        lists: list[LogprobsLists | None] = [None] * len(step.req_ids)
+        for position, (index, count) in enumerate(zip(sampled[asked].tolist(), counts.tolist(), strict=True)):
+            lists[index] = row_of(together, position, count)
+        return lists
+
+    def _upload(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
