@@ -6,7 +6,9 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(slots=True, eq=False)
@@ -35,3 +37,15 @@ class Process:
     def died(self) -> bool:
         """It stopped without a farewell."""
         return not self.ended and not self.alive
+
+
+def is_alive(pid: int) -> bool:
+    """Whether process `pid` of this host runs; one that ended and was not yet waited for does not."""
+    try:
+        os.kill(pid, 0)
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -7,7 +7,6 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
-import os
 import socket
 import zlib
 from collections.abc import Iterator
@@ -18,14 +17,14 @@ import msgspec
 from vllm_lite.tracing import spool
 from vllm_lite.tracing.clock import Anchor, boot_id
 from vllm_lite.tracing.control_page import ControlPage
-from vllm_lite.tracing.process import Process
+from vllm_lite.tracing.process import Process, is_alive
 from vllm_lite.tracing.records import AnyRecord, Bye, Record
 
-_FRAMES = msgspec.msgpack.Decoder(list[AnyRecord])
+_FRAME = msgspec.msgpack.Decoder(list[AnyRecord])
 _RAW = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _ONE = msgspec.msgpack.Decoder(AnyRecord)
 _HEADER = msgspec.msgpack.Decoder(spool.SpoolHeader)
-CHUNK = 1 << 20
+CHUNK = 256 << 10
 
 
 class SegmentReader:
@@ -44,19 +43,22 @@ class SegmentReader:
         """The file ends in the middle of a frame, or is damaged."""
         return bool(self._rest) or self.damaged
 
-    def frames(self) -> Iterator[list[Record]]:
-        """The complete frames that were added since the last call."""
+    def read(self) -> tuple[list[Record], int]:
+        """The records in the next chunk, and how many bytes that was: 0 at the end of the file."""
+        if self.damaged:
+            return [], 0
         try:
             with self.path.open("rb", buffering=0) as file:
                 file.seek(self._offset)
-                while not self.damaged and (data := file.read(CHUNK)):
-                    self._offset += len(data)
-                    yield from self._split(self._rest + data)
+                data = file.read(CHUNK)
         except FileNotFoundError:  # the run grew beyond its cap
-            return
+            return [], 0
+        self._offset += len(data)
+        return [record for body in self._bodies(self._rest + data) for record in self._decode(body)], len(data)
 
-    def _split(self, data: bytes) -> Iterator[list[Record]]:
-        start, head = 0, spool.FRAME_HEAD
+    def _bodies(self, data: bytes) -> list[bytes]:
+        """The complete frames in `data`; the header is kept, an incomplete end waits for more."""
+        bodies, start, head = [], 0, spool.FRAME_HEAD
         while start + head.size <= len(data):
             length, checksum = head.unpack_from(data, start)
             end = start + head.size + length
@@ -65,17 +67,18 @@ class SegmentReader:
             body = data[start + head.size : end]
             if zlib.crc32(body) != checksum:
                 self.damaged = True
-                return
+                break
             start = end
             if self.header is None:
                 self.header = _HEADER.decode(body)
             else:
-                yield self._decode(body)
+                bodies.append(body)
         self._rest = data[start:]
+        return bodies
 
     def _decode(self, body: bytes) -> list[Record]:
         try:
-            return list(_FRAMES.decode(body))
+            return list(_FRAME.decode(body))
         except msgspec.ValidationError:
             return list(self._decode_each(body))
 
@@ -87,13 +90,41 @@ class SegmentReader:
                 self.unknown += 1
 
 
+class SpoolReader:
+    """Reads the segments of one spool in their order. `t` is the newest monotonic time read so far."""
+
+    def __init__(self) -> None:
+        self.segments: list[SegmentReader] = []
+        self.t = 0
+        self._current = 0
+
+    def add(self, paths: list[Path]) -> None:
+        """Learn of segments that have appeared."""
+        seen = {segment.path for segment in self.segments}
+        self.segments += [SegmentReader(path) for path in paths if path not in seen]
+
+    def read(self) -> tuple[SegmentReader | None, list[Record], int]:
+        """The next chunk's segment, records and size; size 0 at the end of what was written."""
+        while self._current < len(self.segments):
+            segment = self.segments[self._current]
+            records, size = segment.read()
+            if size:
+                self.t = max([self.t, *(record.newest for record in records[-1:])])
+                return segment, records, size
+            if self._current + 1 == len(self.segments):
+                break
+            self._current += 1
+        return None, [], 0
+
+
 class RunReader:
     """All spools of one run directory. Each `poll` gives what was written since the last one."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.processes: dict[tuple[str, str, int, str], Process] = {}  # by host, boot, pid, role
-        self.segments: dict[str, SegmentReader] = {}  # by file name
+        self.spools: dict[str, SpoolReader] = {}
+        self.behind = False  # the last poll stopped at its limit
         self._anchors: dict[str, Anchor] = {}  # by boot
         try:
             page = ControlPage.open(run_dir)
@@ -102,28 +133,37 @@ class RunReader:
         except (FileNotFoundError, ValueError):  # spools that were copied away from their page carry anchors of their own
             pass
 
-    def poll(self) -> Iterator[tuple[Process, Record]]:
-        """New records, spool by spool; within a spool in the order they were written."""
-        for paths in spool.segments(self.run_dir).values():
-            for path in paths:
-                segment = self.segments.setdefault(path.name, SegmentReader(path))
-                for frame in segment.frames():
-                    assert segment.header is not None
-                    process = self._process(segment.header)
-                    for record in frame:
-                        if type(record) is Bye:
-                            process.threads[segment.header.thread] = True
-                        yield process, record
+    def poll(self, limit: int | None = None) -> Iterator[tuple[Process, Record]]:
+        """New records, at most about `limit` bytes of them; within a spool in the order they were written.
+
+        The spool that is furthest behind in time is read next, so that what belongs together comes at about the same time.
+        """
+        for stem, paths in spool.segments(self.run_dir).items():
+            self.spools.setdefault(stem, SpoolReader()).add(paths)
+        unread, total = list(self.spools.values()), 0
+        while unread and (limit is None or total < limit):
+            reader = min(unread, key=lambda reader: reader.t)
+            segment, records, size = reader.read()
+            total += size
+            if segment is None:
+                unread.remove(reader)
+            elif segment.header is not None:
+                process = self._process(segment.header)
+                for record in records:
+                    if type(record) is Bye:
+                        process.threads[segment.header.thread] = True
+                    yield process, record
+        self.behind = bool(unread)
 
     @property
     def torn(self) -> int:
         """How many files end in the middle of a frame."""
-        return sum(segment.torn for segment in self.segments.values())
+        return sum(segment.torn for reader in self.spools.values() for segment in reader.segments)
 
     @property
     def unknown(self) -> int:
         """How many records were of a kind that this version does not know."""
-        return sum(segment.unknown for segment in self.segments.values())
+        return sum(segment.unknown for reader in self.spools.values() for segment in reader.segments)
 
     def look_alive(self) -> bool:
         """Find out which processes still run; False once none does."""
@@ -140,15 +180,3 @@ class RunReader:
         process = self.processes[key]
         process.threads.setdefault(header.thread, False)
         return process
-
-
-def is_alive(pid: int) -> bool:
-    """Whether process `pid` of this host runs; one that ended and was not yet waited for does not."""
-    try:
-        os.kill(pid, 0)
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -11,7 +11,8 @@ import os
 import time
 from pathlib import Path
 
-from vllm_lite.tracing.control_page import ControlPage
+from vllm_lite.tracing.control_page import CONTROL_FILE, ControlPage
+from vllm_lite.tracing.process import is_alive
 
 
 def create_run_dir(level: int, explicit: str | None = None) -> Path:
@@ -31,6 +32,38 @@ def create_run_dir(level: int, explicit: str | None = None) -> Path:
             continue
         return run_dir
     raise FileExistsError(f"{base} already holds 1000 runs; remove some or choose another folder")
+
+
+def close_run_dir(run_dir: Path) -> None:
+    """Called by the owner when the run is over: a directory in which nothing was recorded goes, and so do empty ones beside it
+    whose owners died before they could do the same."""
+    remove_if_empty(run_dir)
+    runs = _state_home() / "runs"
+    if run_dir.parent != runs:
+        return
+    for other in runs.iterdir():
+        if other.is_dir() and not _owned(other):
+            remove_if_empty(other)
+
+
+def remove_if_empty(run_dir: Path) -> bool:
+    """Remove a directory that holds nothing but its control page; True where it is gone."""
+    if any(path.name != CONTROL_FILE for path in run_dir.iterdir()):
+        return False
+    (run_dir / CONTROL_FILE).unlink(missing_ok=True)
+    run_dir.rmdir()
+    return True
+
+
+def _owned(run_dir: Path) -> bool:
+    """Whether the process that made the directory still runs."""
+    try:
+        page = ControlPage.open(run_dir)
+    except (FileNotFoundError, ValueError):
+        return True  # not ours to judge
+    owner = page.pid
+    page.close()
+    return is_alive(owner)
 
 
 def _state_home() -> Path:

@@ -226,19 +226,30 @@ class Assembler:
     # ---- for who follows a running engine ---------------------------------------------------------------------------------
 
     def forget_request(self, request: RequestJourney) -> None:
-        """Drop a request and its stays; what still comes of them counts as unclaimed."""
+        """Drop a request and its stays; what still comes of them counts as unclaimed.
+
+        What it knew of its steps goes too: else one long request would hold on to all that ever ran beside it.
+        """
         del self.requests[id(request.process), request.accept.req]
         for post in request.posts:
             self._posted.pop(post.internal_id, None)
         for stay in request.stays:
             self.stays.pop((id(stay.process), stay.req), None)
+            stay.spells.clear()
             if stay.receive is not None:
                 self._received.pop(stay.receive.internal_id, None)
+        request.letters, request.takes = Ends(0), Ends(0)
+        request.late.clear()
 
     def forget_step(self, step: StepJourney) -> None:
-        """Drop a step and its bags."""
+        """Drop a step and its bags; requests that took part keep its times."""
         self.steps.pop(step.schedule.trace_id, None)
         self._steps_by_number.pop((id(step.process), step.index), None)
+        step.stays.clear()
+        step.preempted.clear()
+        for bag in step.bags:
+            bag.letters.clear()
+            bag.aborts.clear()
 
     def finish(self) -> None:
         """No more records come: what still waits for its step is unclaimed."""

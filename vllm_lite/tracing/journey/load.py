@@ -19,7 +19,7 @@ def load_run(run_dir: str | Path) -> Run:
     reader, assembler = RunReader(path), Assembler()
     for process, record in reader.poll():
         assembler.feed(process, record)
-    if not reader.segments:
+    if not reader.spools:
         raise FileNotFoundError(f"{path} holds no spools (*.vlt): nothing was traced there, or they were exported and removed")
     reader.look_alive()
     assembler.finish()

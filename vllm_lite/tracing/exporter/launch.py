@@ -1,0 +1,56 @@
+"""Starts the exporter process, and lets it go.
+
+Process: whoever builds the engine. Knows: how a child is started and told that its parent is gone. Does not know: spans.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from vllm_lite.tracing.exporter.settings import Settings, read_settings
+from vllm_lite.tracing.sampler import Sampler
+from vllm_lite.tracing.spans.limits import Limits
+
+EXIT_MARGIN_S = 1.0
+
+
+class ExporterProcess:
+    """The child that exports `run_dir`. It notices by itself when this process dies, and then flushes.
+
+    Raises VLLMValidationError for an OTEL_* variable or an endpoint that it would refuse, before anything is started.
+    """
+
+    def __init__(self, run_dir: Path, endpoint: str | None, keep: bool = False) -> None:
+        self.settings = check_environment(endpoint)
+        read_end, self._alive = os.pipe()
+        command = [sys.executable, "-m", "vllm_lite.tracing.exporter", str(run_dir), "--death-fd", str(read_end)]
+        command += ["--otlp-traces-endpoint", endpoint] if endpoint else []
+        command += ["--keep"] if keep else []
+        # A session of its own: Ctrl-C in the terminal ends the engine, and the exporter sends what that leaves behind.
+        self._child = subprocess.Popen(command, pass_fds=(read_end,), stdin=subprocess.DEVNULL, start_new_session=True)
+        os.close(read_end)
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._child.pid
+
+    def close(self) -> int:
+        """Tell it that all is written and wait for its end, at most the flush budget and a second. Returns its exit status."""
+        os.close(self._alive)
+        try:
+            return self._child.wait(self.settings.flush_s + EXIT_MARGIN_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            return self._child.wait()
+
+
+def check_environment(endpoint: str | None) -> Settings:
+    """Read every OTEL_* variable that tracing honours, so that a wrong one is refused at start and not at the first request."""
+    Limits.read(os.environ)
+    Sampler(os.environ)
+    return read_settings(os.environ, endpoint)

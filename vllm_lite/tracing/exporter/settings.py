@@ -1,0 +1,153 @@
+"""What the OTEL_* environment variables ask of the exporter: each is honoured, or refused by name.
+
+Process: front end (to refuse early) and exporter. Knows: the variables and where spans go. Does not know: OpenTelemetry's
+classes; headers, timeout and TLS are read by the official exporters themselves.
+Mirrors: vllm/tracing/otel.py (get_span_exporter)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from vllm_lite.exceptions import VLLMValidationError
+
+OTLP = "OTEL_EXPORTER_OTLP_"
+GRPC, HTTP = "grpc", "http/protobuf"
+PORTS = {GRPC: 4317, HTTP: 4318}
+PATH = "/v1/traces"
+FLUSH_S = 2.0
+_CONFIG_FILES = ("OTEL_CONFIG_FILE", "OTEL_EXPERIMENTAL_CONFIG_FILE")
+_FILES = ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where to and how. `flush_s` bounds what is left to do once the engine is gone; `enabled` False sends nothing."""
+
+    endpoint: str
+    protocol: str
+    compression: str  # none | gzip | deflate
+    enabled: bool
+    flush_s: float
+    delay_s: float  # between two looks at the spools
+    batch_spans: int
+    queue_spans: int
+
+
+def read_settings(environ: Mapping[str, str], endpoint: str | None = None) -> Settings:
+    """The settings that `environ` asks for, with `--otlp-traces-endpoint` before the variables.
+
+    Raises VLLMValidationError that names the variable (or the option) and what would be accepted.
+    """
+    _refuse_unsupported(environ)
+    name, protocol = _otlp(environ, "PROTOCOL", GRPC)
+    if protocol not in PORTS:
+        raise _refused(name, protocol, f"{GRPC!r} or {HTTP!r}; this version does not speak another encoding")
+    return Settings(
+        endpoint=_endpoint(environ, endpoint, protocol),
+        protocol=protocol,
+        compression=_compression(environ, protocol),
+        enabled=_enabled(environ),
+        flush_s=_flush_s(environ),
+        delay_s=_number(environ, "OTEL_BSP_SCHEDULE_DELAY", 500) / 1000,
+        batch_spans=int(_number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)) or 512,
+        queue_spans=int(_number(environ, "OTEL_BSP_MAX_QUEUE_SIZE", 16_384)) or 16_384,
+    )
+
+
+def _refused(name: str, value: str, accepted: str) -> VLLMValidationError:
+    return VLLMValidationError(f"{name} is {value!r}; use {accepted}", parameter=name, value=value)
+
+
+def _refuse_unsupported(environ: Mapping[str, str]) -> None:
+    for name in _CONFIG_FILES:
+        if environ.get(name):
+            raise _refused(name, environ[name], "the other OTEL_* variables; a configuration file is not read")
+    for propagator in environ.get("OTEL_PROPAGATORS", "").split(","):
+        if propagator.strip() not in ("", "tracecontext", "baggage"):
+            raise _refused(
+                "OTEL_PROPAGATORS", propagator.strip(), "tracecontext and baggage; headers of other kinds are not read"
+            )
+    for suffix in _FILES:
+        name, path = _otlp(environ, suffix, "")
+        if path and not Path(path).is_file():
+            raise _refused(name, path, "the path of a file that exists")
+    name, timeout = _otlp(environ, "TIMEOUT", "10")
+    if not re.fullmatch(r"\d+(\.\d+)?", timeout) or float(timeout) == 0:
+        raise _refused(name, timeout, "a number of seconds above 0")
+    name, headers = _otlp(environ, "HEADERS", "")
+    if any("=" not in item for item in headers.split(",") if item.strip()):
+        raise _refused(name, headers, "name=value pairs with commas between them")
+
+
+def _otlp(environ: Mapping[str, str], suffix: str, default: str) -> tuple[str, str]:
+    """Name and value of the traces' own variable, else of the one for all signals, else the default."""
+    for name in (f"{OTLP}TRACES_{suffix}", f"{OTLP}{suffix}"):
+        if environ.get(name, "").strip():
+            return name, environ[name].strip()
+    return f"{OTLP}{suffix}", default
+
+
+def _endpoint(environ: Mapping[str, str], option: str | None, protocol: str) -> str:
+    """The full URL to send to. A URL in the traces' own variable is taken as it is, as OpenTelemetry says; others get what they
+    lack: a scheme, a port where there was no scheme, and for HTTP the path."""
+    name, value = ("otlp_traces_endpoint", option) if option else _otlp(environ, "ENDPOINT", f"localhost:{PORTS[protocol]}")
+    bare = "://" not in value
+    url = urlsplit(f"{_scheme(environ)}://{value}" if bare else value)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise _refused(name, value, f"host:port or a URL such as http://localhost:{PORTS[protocol]}")
+    port = f":{PORTS[protocol]}" if bare and ":" not in url.netloc.rpartition("]")[2] else ""
+    base = f"{url.scheme}://{url.netloc}{port}"
+    if protocol == GRPC:
+        return base
+    path = url.path.rstrip("/")
+    if name == f"{OTLP}ENDPOINT":
+        return f"{base}{path}{'' if path.endswith(PATH) else PATH}"
+    if name == f"{OTLP}TRACES_ENDPOINT" and not bare:
+        return value
+    return f"{base}{path or PATH}"
+
+
+def _scheme(environ: Mapping[str, str]) -> str:
+    """What host:port means: plain text, unless something says TLS."""
+    name, insecure = _otlp(environ, "INSECURE", "")
+    if insecure.lower() not in ("", "true", "false"):
+        raise _refused(name, insecure, "true or false")
+    secure = insecure.lower() == "false" or bool(_otlp(environ, "CERTIFICATE", "")[1])
+    return "https" if secure and insecure.lower() != "true" else "http"
+
+
+def _compression(environ: Mapping[str, str], protocol: str) -> str:
+    name, value = _otlp(environ, "COMPRESSION", "none")
+    allowed = ("none", "gzip") if protocol == GRPC else ("none", "gzip", "deflate")
+    if value.lower() not in allowed:
+        raise _refused(name, value, " or ".join(allowed))
+    return value.lower()
+
+
+def _enabled(environ: Mapping[str, str]) -> bool:
+    exporters = [item.strip() for item in environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",") if item.strip()]
+    for item in exporters:
+        if item not in ("otlp", "none"):
+            raise _refused("OTEL_TRACES_EXPORTER", item, "otlp or none; `vllm-lite trace show` prints spans on the console")
+    disabled = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    return not disabled and (not exporters or "otlp" in exporters)
+
+
+def _flush_s(environ: Mapping[str, str]) -> float:
+    if environ.get("VLLM_LITE_TRACE_FLUSH_S", "").strip():
+        return _number(environ, "VLLM_LITE_TRACE_FLUSH_S", FLUSH_S)
+    return _number(environ, "OTEL_BSP_EXPORT_TIMEOUT", FLUSH_S * 1000) / 1000
+
+
+def _number(environ: Mapping[str, str], name: str, default: float) -> float:
+    value = environ.get(name, "").strip()
+    if not value:
+        return default
+    if not re.fullmatch(r"\d+(\.\d+)?", value):
+        raise _refused(name, value, "a number from 0 up")
+    return float(value)

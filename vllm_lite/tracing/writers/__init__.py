@@ -1,0 +1,5 @@
+"""Files that other tools open: OTLP JSON lines and Jaeger JSON.
+
+Process: readers (`vllm-lite trace export`). Knows: spans and the formats. Does not know: spools.
+Mirrors: nothing in vLLM.
+"""

@@ -1,0 +1,105 @@
+"""Jaeger's own JSON: the Jaeger UI opens it in its upload tab, without any server.
+
+Process: readers. Knows: that format; times in whole microseconds. Does not know: networks. A link's attributes have no place in
+it and are left out.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm_lite.tracing.process import Process
+from vllm_lite.tracing.records import AttributeValue
+from vllm_lite.tracing.spans import Span
+from vllm_lite.tracing.spans.resource import resource_attributes
+from vllm_lite.tracing.writers.otlp_json import SCOPE
+
+
+def write_jaeger_json(spans: Iterable[Span], path: Path, environ: Mapping[str, str] | None = None) -> int:
+    """Write `spans` to `path`, sorted into traces. Returns how many there were."""
+    traces = jaeger_traces(spans, os.environ if environ is None else environ)
+    path.write_text(json.dumps({"data": traces}, separators=(",", ":")), encoding="utf-8")
+    return sum(len(trace["spans"]) for trace in traces)
+
+
+def jaeger_traces(spans: Iterable[Span], environ: Mapping[str, str]) -> list[dict[str, Any]]:
+    """One object for each trace, in the order in which the traces begin."""
+    by_trace: dict[str, list[Span]] = {}
+    for span in spans:
+        by_trace.setdefault(span.trace_id, []).append(span)
+    ordered = sorted(by_trace.values(), key=lambda own: min(span.start for span in own))
+    return [_trace(own, environ) for own in ordered]
+
+
+def _trace(spans: list[Span], environ: Mapping[str, str]) -> dict[str, Any]:
+    numbers: dict[int, str] = {}
+    processes: dict[str, dict[str, Any]] = {}
+    for span in spans:
+        if id(span.process) not in numbers:
+            number = numbers[id(span.process)] = f"p{len(numbers) + 1}"
+            processes[number] = _process(span.process, environ)
+    return {
+        "traceID": spans[0].trace_id,
+        "spans": [_span(span, numbers[id(span.process)]) for span in spans],
+        "processes": processes,
+        "warnings": None,
+    }
+
+
+def _process(process: Process, environ: Mapping[str, str]) -> dict[str, Any]:
+    attributes = resource_attributes(process, environ)
+    name = attributes.pop("service.name")
+    return {"serviceName": name, "tags": [_tag(key, value) for key, value in attributes.items()]}
+
+
+def _span(span: Span, process: str) -> dict[str, Any]:
+    """The parent comes first in `references`: the UI takes the first one that it finds in the trace."""
+    start, end = span.start // 1000, span.end // 1000
+    parent = [("CHILD_OF", span.trace_id, span.parent_span_id)] if span.parent_span_id is not None else []
+    links = [("FOLLOWS_FROM", link.trace_id, link.span_id) for link in span.links]
+    return {
+        "traceID": span.trace_id,
+        "spanID": span.span_id,
+        "operationName": span.name,
+        "references": [{"refType": kind, "traceID": trace, "spanID": other} for kind, trace, other in parent + links],
+        "startTime": start,
+        "duration": end - start,
+        "tags": [_tag(key, value) for key, value in {**span.attributes, **_described(span)}.items()],
+        "logs": [
+            {
+                "timestamp": event.t // 1000,
+                "fields": [_tag(key, value) for key, value in {"event": event.name, **event.attributes}.items()],
+            }
+            for event in span.events
+        ],
+        "processID": process,
+        "warnings": None,
+    }
+
+
+def _described(span: Span) -> dict[str, AttributeValue]:
+    """What OpenTelemetry has fields for and Jaeger keeps in tags."""
+    tags: dict[str, AttributeValue] = {
+        "span.kind": span.kind.name.lower(),
+        "otel.library.name": SCOPE["name"],
+        "otel.library.version": SCOPE["version"],
+    }
+    if span.error is not None:
+        tags |= {"error": True, "otel.status_code": "ERROR", "otel.status_description": span.error}
+    return tags
+
+
+def _tag(key: str, value: AttributeValue) -> dict[str, Any]:
+    if isinstance(value, bool):
+        return {"key": key, "type": "bool", "value": value}
+    if isinstance(value, int):
+        return {"key": key, "type": "int64", "value": value}
+    if isinstance(value, float):
+        return {"key": key, "type": "float64", "value": value}
+    text = value if isinstance(value, str) else json.dumps(list(value), ensure_ascii=False)
+    return {"key": key, "type": "string", "value": text}
