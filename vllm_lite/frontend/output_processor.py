@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from vllm_lite.config.checks import refuse
+from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.parallel_sampling import ParentRequest
 from vllm_lite.frontend.request_state import RequestState
@@ -124,10 +125,10 @@ class OutputProcessor:
         return aborted
 
     def propagate_error(self, error: Exception) -> None:
-        """The engine is gone: every caller gets `error`, and nothing is kept."""
+        """The engine is gone: every caller gets `error` (of its own: each raising adds to the traceback), nothing is kept."""
         for state in self.request_states.values():
             if state.queue is not None:
-                state.queue.put(error)
+                state.queue.put(EngineDeadError(str(error)) if isinstance(error, EngineDeadError) else error)
         self.request_states.clear()
         self.parent_requests.clear()
         self.external_req_ids.clear()

@@ -42,6 +42,7 @@ class Stamps:
         self._recorder = Recorder(run_dir, "frontend", "loop")
         self._sampler = Sampler()
         self._model = model
+        self._closed = False
         self._num_requests = 0
         self._num_bags = 0
         self._open: dict[int, tuple[RequestTrace, list[str]]] = {}  # with the internal ids posted so far
@@ -50,7 +51,7 @@ class Stamps:
     @property
     def level(self) -> int:
         """The level in force now, 0 where tracing is off."""
-        return self._recorder.refresh()
+        return 0 if self._closed else self._recorder.refresh()
 
     # ---- a request's way in ------------------------------------------------------------------------------------------------
 
@@ -140,8 +141,9 @@ class Stamps:
 
     def take(self, trace: RequestTrace, tokens: int, t_put: int) -> None:
         """S9: the caller took a letter that had lain there since `t_put`."""
-        t = now_ns()
-        self._recorder.take(trace.req, t, tokens, t - t_put)
+        if not self._closed:
+            t = now_ns()
+            self._recorder.take(trace.req, t, tokens, t - t_put)
 
     def abort(self, internal_ids: Sequence[str], reason: str) -> dict[str, str]:
         """The traced ones of these requests are about to be given up; returns their headers for the ABORT, by internal id."""
@@ -198,7 +200,9 @@ class Stamps:
         """Close what is still open, and the spool."""
         for trace, _ in list(self._open.values()):
             self.close_request(trace)
-        self._recorder.close()
+        if not self._closed:
+            self._closed = True
+            self._recorder.close()
 
 
 class BagStamp:

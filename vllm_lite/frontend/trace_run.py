@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -29,8 +30,8 @@ class TraceRun:
     def __init__(self, config: ObservabilityConfig) -> None:
         explicit = config.trace_dir
         self._joined = explicit is not None and (Path(explicit) / CONTROL_FILE).exists()
-        self.path = Path(explicit) if explicit is not None and self._joined else create_run_dir(config.level, explicit)
         self._explicit = explicit is not None
+        self.path = Path(explicit) if explicit is not None and self._joined else _new_run_dir(config.level, explicit)
         self._exporter: subprocess.Popen[bytes] | None = None
         self._death_fd: int | None = None
         if config.otlp_traces_endpoint is not None and not self._joined:
@@ -55,3 +56,13 @@ class TraceRun:
             self._exporter = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(read_end,), start_new_session=True)
         finally:
             os.close(read_end)
+
+
+def _new_run_dir(level: int, explicit: str | None) -> Path:
+    """A run that nobody asked for stands in no engine's way: where its usual place cannot be written, it is temporary."""
+    try:
+        return create_run_dir(level, explicit)
+    except OSError:
+        if level > 0 or explicit is not None:
+            raise
+        return create_run_dir(level, tempfile.mkdtemp(prefix="vllm-lite-run-"))

@@ -92,7 +92,7 @@ class BackgroundResources:
 class AsyncMPClient(EngineCoreClient):
     """One engine core, started here. The constructor blocks until it is ready and leaves nothing behind where it fails.
 
-    `ready` is what the engine core said of itself. One event loop uses a client.
+    One event loop uses a client.
     """
 
     def __init__(self, vllm_config: VllmConfig) -> None:
@@ -109,7 +109,7 @@ class AsyncMPClient(EngineCoreClient):
             raise
 
     @property
-    def dead_error(self) -> Exception | None:
+    def dead_error(self) -> EngineDeadError | None:
         """Why the engine core cannot be reached any more."""
         return self.resources.inbox.error
 

@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vllm_lite.wire.messages import EngineCoreOutputs, EngineCoreRequest
+from vllm_lite.exceptions import EngineDeadError
+from vllm_lite.wire.messages import EngineCoreOutputs, EngineCoreReadyResponse, EngineCoreRequest
 
 
 class Bag(NamedTuple):
@@ -30,11 +31,16 @@ class Posted(NamedTuple):
 
 
 class EngineCoreClient(ABC):
-    """All calls but `abort_requests_async` and `shutdown` raise EngineDeadError once an engine core is dead."""
+    """All calls but `abort_requests_async` and `shutdown` raise EngineDeadError once an engine core is dead.
+
+    `ready` is what each engine core said of itself when it was ready.
+    """
+
+    ready: list[EngineCoreReadyResponse]
 
     @property
     @abstractmethod
-    def dead_error(self) -> Exception | None:
+    def dead_error(self) -> EngineDeadError | None:
         """Why no engine can be reached any more; None while all is well."""
 
     @property

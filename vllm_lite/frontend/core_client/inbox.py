@@ -37,12 +37,12 @@ class Inbox:
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._on_last_word = on_last_word
         self._decoder: MsgpackDecoder[EngineCoreOutputs] = MsgpackDecoder(EngineCoreOutputs)
-        self._bags: asyncio.Queue[Bag | Exception] = asyncio.Queue()
+        self._bags: asyncio.Queue[Bag | EngineDeadError] = asyncio.Queue()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failed = False
-        self.error: Exception | None = None
+        self.error: EngineDeadError | None = None
         self.dead_engine_index: int | None = None
 
     def start(self) -> None:
@@ -74,7 +74,7 @@ class Inbox:
         """A future for the answer to ping `number`."""
         return self._expect(self._pings, number)
 
-    def fail(self, error: Exception, engine_index: int | None = None) -> None:
+    def fail(self, error: EngineDeadError, engine_index: int | None = None) -> None:
         """Nothing more will come. On the loop, or where none has been used."""
         self._note(error, engine_index)
         if self._failed:
@@ -88,14 +88,14 @@ class Inbox:
             if not waiting.done():
                 waiting.set_exception(self.error)
 
-    def fail_threadsafe(self, error: Exception, engine_index: int | None = None) -> None:
+    def fail_threadsafe(self, error: EngineDeadError, engine_index: int | None = None) -> None:
         """As `fail`, from any thread: the error stands at once, those that wait hear of it on the loop."""
         self._note(error, engine_index)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
                 self._loop.call_soon_threadsafe(self.fail, error, engine_index)
 
-    def _note(self, error: Exception, engine_index: int | None) -> None:
+    def _note(self, error: EngineDeadError, engine_index: int | None) -> None:
         if self.error is None:
             self.error, self.dead_engine_index = error, engine_index
 

@@ -1,0 +1,412 @@
+"""The engine as an asyncio program sees it: requests in, streams of outputs out, one background task between.
+
+Process: front end. Knows: the order in which a request is checked, registered and sent, and what each ending means. Does not
+know: torch, schedulers, or how text is made.
+Mirrors: vllm/v1/engine/async_llm.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import logging
+import weakref
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import Any
+
+from vllm_lite.config import VllmConfig
+from vllm_lite.config.checks import refuse
+from vllm_lite.engine_args import AsyncEngineArgs
+from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, QueueOverflowError, VLLMClientError
+from vllm_lite.frontend.admission_control import AdmissionControl
+from vllm_lite.frontend.collector import RequestOutputCollector
+from vllm_lite.frontend.control import EngineControl
+from vllm_lite.frontend.core_client import make_async_mp_client
+from vllm_lite.frontend.input_processor import InputProcessor
+from vllm_lite.frontend.output_handler import OutputHandler, send_abort
+from vllm_lite.frontend.output_processor import OutputProcessor
+from vllm_lite.frontend.parallel_sampling import ParentRequest
+from vllm_lite.frontend.parts import EngineParts
+from vllm_lite.frontend.renderer import Prompt, Renderer
+from vllm_lite.frontend.stamps import Stamps, unsampled_headers
+from vllm_lite.frontend.trace_run import TraceRun
+from vllm_lite.outputs import STREAM_FINISHED, PoolingRequestOutput, RequestOutput
+from vllm_lite.pooling_params import PoolingParams
+from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.tracing.context import new_span_id
+from vllm_lite.tracing.recorder import now_ns
+from vllm_lite.tracing.request_trace import RequestTrace
+from vllm_lite.wire.messages import EngineCoreRequest
+
+logger = logging.getLogger(__name__)
+
+
+class AsyncLLM(EngineControl):
+    """Serves many requests at once on one event loop.
+
+    The constructor blocks until the engine is ready, and leaves nothing behind where it fails. It may be called before there is
+    a loop; the background task then starts with the first request. Deleting the last reference ends the engine's processes.
+    `executor_class` must stay None: the engine core picks it from the configuration. Requests and outputs belong to one loop.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        executor_class: None = None,
+        log_stats: bool = True,
+        *,
+        usage_context: object | None = None,
+        log_requests: bool = False,
+        start_engine_loop: bool = True,
+        stat_loggers: list[Any] | None = None,
+        aggregate_engine_logging: bool = False,
+        client_addresses: dict[str, Any] | None = None,
+        client_count: int = 1,
+        client_index: int = 0,
+    ) -> None:
+        _refuse_unserved(executor_class, stat_loggers, aggregate_engine_logging, client_addresses, client_count)
+        self.vllm_config = copy.deepcopy(vllm_config)  # it is completed below, and the caller may build a second engine from it
+        self.model_config = self.vllm_config.model_config
+        self.observability_config = self.vllm_config.observability_config
+        self.log_requests = log_requests
+        self.log_stats = log_stats
+        self._parts = EngineParts()
+        self._finalizer = weakref.finalize(self, EngineParts.close, self._parts)
+        self._warned_of_headers = False
+        try:
+            self._build()
+        except BaseException:
+            self.shutdown(timeout=0)
+            raise
+        if start_engine_loop and _loop_is_running():
+            self._run_output_handler()
+
+    @classmethod
+    def from_vllm_config(
+        cls,
+        vllm_config: VllmConfig,
+        *,
+        start_engine_loop: bool = True,
+        usage_context: object | None = None,
+        stat_loggers: list[Any] | None = None,
+        enable_log_requests: bool = False,
+        aggregate_engine_logging: bool = False,
+        disable_log_stats: bool = False,
+        client_addresses: dict[str, Any] | None = None,
+        client_count: int = 1,
+        client_index: int = 0,
+    ) -> AsyncLLM:
+        """An engine of this configuration."""
+        return cls(
+            vllm_config,
+            log_stats=not disable_log_stats,
+            usage_context=usage_context,
+            log_requests=enable_log_requests,
+            start_engine_loop=start_engine_loop,
+            stat_loggers=stat_loggers,
+            aggregate_engine_logging=aggregate_engine_logging,
+            client_addresses=client_addresses,
+            client_count=client_count,
+            client_index=client_index,
+        )
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: AsyncEngineArgs,
+        *,
+        start_engine_loop: bool = True,
+        usage_context: object | None = None,
+        stat_loggers: list[Any] | None = None,
+    ) -> AsyncLLM:
+        """An engine of these options."""
+        return cls(
+            engine_args.create_engine_config(),
+            start_engine_loop=start_engine_loop,
+            usage_context=usage_context,
+            stat_loggers=stat_loggers,
+        )
+
+    def _build(self) -> None:
+        """In this order: what is cheap and may refuse the configuration comes before the processes."""
+        parts, config = self._parts, self.vllm_config
+        self.renderer = parts.renderer = Renderer.from_config(config)
+        self.input_processor = InputProcessor(config, self.renderer)
+        self.output_processor = parts.output_processor = OutputProcessor(
+            self.renderer.tokenizer, stream_interval=config.scheduler_config.stream_interval
+        )
+        self._admission = AdmissionControl(config.scheduler_config)
+        parts.trace_run = TraceRun(self.observability_config)
+        self.observability_config.trace_dir = str(parts.trace_run.path)
+        name = self.model_config.served_model_name or self.model_config.model
+        self._stamps = parts.stamps = Stamps(parts.trace_run.path, name)
+        self.engine_core = parts.engine_core = make_async_mp_client(config)
+        self.model_config.max_model_len = min(ready.max_model_len for ready in self.engine_core.ready)
+        config.cache_config.num_gpu_blocks = sum(ready.num_gpu_blocks for ready in self.engine_core.ready)
+        self._handler = OutputHandler(self.engine_core, self.output_processor, self._stamps)
+
+    # ---- requests ----------------------------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        prompt_text: str | None = None,
+        lora_request: object | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        kv_hints: dict[str, Any] | None = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The request's outputs, as `sampling_params.output_kind` wants them. Leaving early gives the request up.
+
+        The last output has `finished` set and a `finish_reason` in each answer; after an `abort()` from elsewhere that is
+        "abort". Raises VLLMValidationError or QueueOverflowError where the request is refused, EngineDeadError where the engine
+        died, EngineGenerateError where anything else went wrong with this request.
+        """
+        collector: RequestOutputCollector | None = None
+        try:
+            collector = await self.add_request(
+                request_id,
+                prompt,
+                sampling_params,
+                lora_request=lora_request,
+                tokenization_kwargs=tokenization_kwargs,
+                trace_headers=trace_headers,
+                priority=priority,
+                data_parallel_rank=data_parallel_rank,
+                session_id=session_id,
+                kv_hints=kv_hints,
+                prompt_text=prompt_text,
+                reasoning_ended=reasoning_ended,
+                reasoning_parser_kwargs=reasoning_parser_kwargs,
+            )
+            finished = False
+            while not finished:
+                output = collector.get_nowait() or await collector.get()  # no task switch where something lies there already
+                assert isinstance(output, RequestOutput)
+                finished = output.finished
+                if output is not STREAM_FINISHED:
+                    yield output
+        except (asyncio.CancelledError, GeneratorExit):
+            if collector is not None:
+                await self._give_up((collector.request_id,), "client_disconnect")
+            self._log_request(request_id, "aborted by its caller")
+            raise
+        except (EngineDeadError, VLLMClientError, QueueOverflowError, NotImplementedError):
+            self._log_request(request_id, "failed")
+            raise
+        except Exception as error:
+            if collector is not None:
+                await self._give_up((collector.request_id,), "api")
+            self._log_request(request_id, "failed")
+            raise EngineGenerateError(f"request {request_id!r} failed: {error}") from error
+        finally:
+            if collector is not None:
+                collector.close()
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        lora_request: object | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        reasoning_ended: bool | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Not in this release."""
+        raise NotImplementedError("encode() is not in this release: it generates text only")
+        yield  # an async generator, as its callers expect
+
+    async def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | PoolingParams,
+        arrival_time: float | None = None,
+        *,
+        lora_request: object | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        kv_hints: dict[str, Any] | None = None,
+        prompt_text: str | None = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+    ) -> RequestOutputCollector:
+        """Check, register and send a request; its outputs come to the collector. On any failure, cancellation too, nothing of
+        the request is left anywhere."""
+        trace_headers = self._usable_headers(trace_headers)
+        trace = self._stamps.accept(request_id, params, trace_headers)
+        try:
+            if self.errored:
+                raise self.dead_error
+            self._run_output_handler()
+            t0 = now_ns()
+            if isinstance(prompt, AsyncGenerator):
+                raise NotImplementedError("prompts that come in pieces (async generators) are not in this release")
+            rendered = await self.renderer.render_async(prompt, tokenization_kwargs)
+            request = self.input_processor.process_inputs(
+                request_id,
+                rendered,
+                params,
+                supported_tasks=await self.get_supported_tasks(),
+                arrival_time=arrival_time,
+                lora_request=lora_request,
+                trace_headers=trace_headers if trace is not None else unsampled_headers(trace_headers),
+                priority=priority,
+                data_parallel_rank=data_parallel_rank,
+                session_id=session_id,
+                kv_hints=kv_hints,
+            )
+            request.reasoning_ended, request.reasoning_parser_kwargs = reasoning_ended, reasoning_parser_kwargs
+            if trace is not None:
+                self._stamps.tokenise(trace, t0, len(rendered["prompt_token_ids"]))
+            return await self._enter(request, prompt_text or rendered.get("prompt"), trace)
+        except BaseException as error:
+            if trace is not None:
+                self._stamps.close_request(trace, error)
+            raise
+
+    async def _enter(
+        self, request: EngineCoreRequest, prompt_text: str | None, trace: RequestTrace | None
+    ) -> RequestOutputCollector:
+        """Admit, register and send the request, or all its children, or none."""
+        self.input_processor.assign_request_id(request)
+        collector = RequestOutputCollector(request.params.output_kind, request.request_id, trace, self._stamps)
+        children, parent = _children(request)
+        self.check_admission(len(children), request.request_id)
+        registered: list[str] = []
+        try:
+            for index, child in enumerate(children):
+                self.output_processor.add_request(child, prompt_text, parent, index, collector)
+                registered.append(child.request_id)
+            for index, child in enumerate(children):
+                await self._post(child, index, trace)
+        except BaseException:
+            await self._give_up(registered, "api")
+            raise
+        self._log_request(request.request_id, "added")
+        return collector
+
+    async def _post(self, request: EngineCoreRequest, sample: int, trace: RequestTrace | None) -> None:
+        if trace is None:
+            await self.engine_core.add_request_async(request)
+            return
+        span_id = new_span_id()
+        request.trace_headers = trace.headers(request.trace_headers, span_id)
+        t0 = now_ns()
+        posted = await self.engine_core.add_request_async(request)
+        self._stamps.post(
+            trace,
+            request.request_id,
+            t0=t0,
+            span_id=span_id,
+            body_size=posted.body_size,
+            sample=sample,
+            engine=posted.engine_index,
+        )
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """Give up every request in flight under these ids, the caller's own or (`internal`) the engine's. Their `generate()`
+        ends with reason "abort"."""
+        request_ids = (request_id,) if isinstance(request_id, str) else tuple(request_id)
+        await self._give_up(request_ids, "api", internal=internal)
+
+    async def _give_up(self, request_ids: Iterable[str], reason: str, *, internal: bool = True) -> None:
+        """First here, so that whatever still comes finds nobody; then there."""
+        internal_ids = self.output_processor.abort_requests(request_ids, internal)
+        await send_abort(self.engine_core, internal_ids, reason, self._stamps)
+
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """Raise QueueOverflowError where `n` more requests would be too many now."""
+        processor = self.output_processor
+        self._admission.check(n, processor.get_num_unfinished_requests(), processor.get_num_queued_tokens())
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests in the engine, each of n > 1 counted."""
+        return self.output_processor.get_num_unfinished_requests()
+
+    def get_num_queued_tokens(self) -> int:
+        """Prompt tokens of requests that have not made their first token yet."""
+        return self.output_processor.get_num_queued_tokens()
+
+    def _run_output_handler(self) -> None:
+        """Start the background task, once, in an empty context: it serves all requests, not the one that came first."""
+        if self._parts.handler_task is None:
+            self._parts.handler_task = asyncio.get_running_loop().create_task(
+                self._handler.run(), name="output-handler", context=contextvars.Context()
+            )
+
+    def _usable_headers(self, trace_headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+        if not trace_headers:
+            return None
+        if not isinstance(trace_headers, Mapping) or not all(
+            isinstance(part, str) for item in trace_headers.items() for part in item
+        ):
+            raise refuse("trace_headers", trace_headers, "a mapping from header names to values, all strings")
+        if self._stamps.level:
+            return trace_headers
+        if not self._warned_of_headers:
+            self._warned_of_headers = True
+            logger.warning("a request brought trace headers and tracing is off: headers are dropped from now on")
+        return None
+
+    def _log_request(self, request_id: str, what: str) -> None:
+        if self.log_requests:
+            logger.info("request %s %s", request_id, what)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the engine's processes, in order for `timeout` seconds (5 where None), then by force. Blocks until they are gone.
+
+        Whoever still waits for an output gets EngineDeadError. May be called more than once, from any thread.
+        """
+        if self._finalizer.detach():
+            self._parts.close(timeout)
+
+
+def _children(request: EngineCoreRequest) -> tuple[list[EngineCoreRequest], ParentRequest | None]:
+    """What is really sent for `request`: itself, or one request for each of its n answers."""
+    if request.sampling_params is None or request.sampling_params.n == 1:
+        return [request], None
+    parent = ParentRequest(request)
+    children = [copy.copy(request) for _ in range(parent.n)]
+    for index, child in enumerate(children):
+        child.request_id, child.sampling_params = parent.get_child_info(index)
+    return children, parent
+
+
+def _refuse_unserved(
+    executor_class: object,
+    stat_loggers: object,
+    aggregate_engine_logging: bool,
+    client_addresses: object,
+    client_count: int,
+) -> None:
+    if executor_class is not None:
+        accepted = "None: the engine core picks it by --distributed-executor-backend"
+        raise refuse("executor_class", executor_class, accepted)
+    if stat_loggers is not None or aggregate_engine_logging:
+        raise NotImplementedError("stat loggers are not in this release; leave stat_loggers and aggregate_engine_logging alone")
+    if client_addresses is not None or client_count != 1:
+        raise NotImplementedError("several API servers on one engine are not in this release; leave client_addresses alone")
+
+
+def _loop_is_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,167 @@
+"""All that a server asks of an engine besides generating: health, figures, caches, workers.
+
+Process: front end. Knows: which method of the engine core answers a call. Does not know: requests.
+What this release does not have raises NotImplementedError with a sentence; nothing pretends.
+Mirrors: vllm/v1/engine/async_llm.py (its control methods)
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from vllm_lite.exceptions import EngineDeadError
+from vllm_lite.frontend.core_client import EngineCoreClient
+from vllm_lite.frontend.output_handler import OutputHandler
+from vllm_lite.frontend.parts import EngineParts
+from vllm_lite.frontend.protocol import EngineClient, PauseMode
+from vllm_lite.frontend.stamps import Stamps
+from vllm_lite.frontend.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+HEALTH_SECONDS = 5.0
+
+
+class EngineControl(EngineClient):
+    """The half of AsyncLLM that does not carry requests."""
+
+    engine_core: EngineCoreClient
+    log_stats: bool
+    _parts: EngineParts
+    _handler: OutputHandler
+    _stamps: Stamps
+
+    # ---- state -------------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        """False once the task that sorts outputs has ended."""
+        task = self._parts.handler_task
+        return task is None or not task.done()
+
+    @property
+    def is_stopped(self) -> bool:
+        """True where nothing can be served any more."""
+        return self.errored
+
+    @property
+    def errored(self) -> bool:
+        """True once the engine is dead or was shut down."""
+        return self.engine_core.dead_error is not None or not self.is_running
+
+    @property
+    def dead_error(self) -> BaseException:
+        """What calls to a dead engine raise; a new one each time, since each raising adds to an error's traceback."""
+        known = self.engine_core.dead_error
+        return EngineDeadError(None if known is None else str(known))
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, None with skip_tokenizer_init."""
+        return self.renderer.tokenizer
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer; VLLMValidationError with skip_tokenizer_init."""
+        return self.renderer.get_tokenizer()
+
+    # ---- health and figures ------------------------------------------------------------------------------------------------
+
+    async def check_health(self, seconds: float = HEALTH_SECONDS) -> None:
+        """Raise EngineDeadError where the engine core is dead, or does not answer a ping within `seconds` (it may be stopped).
+
+        A core that is busy with a long step answers: its input thread does.
+        """
+        if self.errored:
+            raise self.dead_error
+        await self.engine_core.ping_async(seconds)
+
+    async def is_tracing_enabled(self) -> bool:
+        """Whether trace headers are of use now."""
+        return self._stamps.level > 0
+
+    async def do_log_stats(self) -> None:
+        """Log what the last bag said of the engine core's state."""
+        stats = self._handler.scheduler_stats
+        if self.log_stats and stats is not None:
+            counts = stats.num_running_reqs, stats.num_waiting_reqs, 100 * stats.kv_cache_usage
+            logger.info("running %d requests, waiting %d, KV cache used %.1f %%", *counts)
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """What the model can be asked for."""
+        return ("generate",)
+
+    async def start_profile(
+        self, profile_prefix: str | None = None, *, delay_iterations: int | None = None, max_iterations: int | None = None
+    ) -> None:
+        """Not in this release."""
+        raise NotImplementedError("profiling is not in this release; tracing at level 3 shows each step's time")
+
+    async def stop_profile(self) -> None:
+        """Not in this release."""
+        raise NotImplementedError("profiling is not in this release")
+
+    # ---- caches and workers ------------------------------------------------------------------------------------------------
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached prefixes; False where requests still hold blocks and may not be computed again."""
+        if reset_connector:
+            raise NotImplementedError("there is no KV connector whose cache could be reset")
+        return bool(await self.engine_core.call_utility_async("reset_prefix_cache", reset_running_requests))
+
+    async def reset_mm_cache(self) -> None:
+        """Nothing to do: multimodal prompts are not served, so none is cached."""
+
+    async def reset_encoder_cache(self) -> None:
+        """Nothing to do: there is no encoder."""
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,  # noqa: ASYNC109  (the workers keep this time, not the loop)
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call `method` of every worker; their results in rank order. RuntimeError with the core's words where it failed."""
+        results: list[Any] = await self.engine_core.call_utility_async("collective_rpc", method, timeout, args, kwargs or {})
+        return results
+
+    # ---- not in this release -----------------------------------------------------------------------------------------------
+
+    async def notify_kv_transfer_request_rejected(
+        self, request_id: str, kv_transfer_params: dict[str, Any], *, data_parallel_rank: int | None = None
+    ) -> None:
+        """Not served."""
+        raise NotImplementedError("KV caches are not transferred between engines")
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Not in this release."""
+        raise NotImplementedError("sleep() is not in this release: an engine keeps its memory until it is shut down")
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Not in this release."""
+        raise NotImplementedError("wake_up() is not in this release: engines do not sleep")
+
+    async def is_sleeping(self) -> bool:
+        """Never, in this release."""
+        return False
+
+    async def release_kv_cache_memory(self) -> None:
+        """Not in this release."""
+        raise NotImplementedError("release_kv_cache_memory() is not in this release: an engine keeps its memory")
+
+    async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """Not in this release."""
+        raise NotImplementedError("pause_generation() is not in this release; abort() gives requests up one by one")
+
+    async def resume_generation(self) -> None:
+        """Not in this release."""
+        raise NotImplementedError("resume_generation() is not in this release: engines do not pause")
+
+    async def is_paused(self) -> bool:
+        """Never, in this release."""
+        return False
+
+    async def add_lora(self, lora_request: object) -> bool:
+        """Not served."""
+        raise NotImplementedError("LoRA adapters are not served")

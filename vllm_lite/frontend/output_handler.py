@@ -1,0 +1,80 @@
+"""The clerk: one task that opens every bag and sorts it into the mailboxes.
+
+Process: front end, on the event loop, for the whole life of an engine. Knows: the core client and the output processor. Does
+not know: AsyncLLM, which can therefore be collected while this task runs.
+Mirrors: vllm/v1/engine/async_llm.py (output_handler, abort)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+
+from vllm_lite.exceptions import EngineDeadError
+from vllm_lite.frontend.core_client import Bag, EngineCoreClient
+from vllm_lite.frontend.output_processor import OutputProcessor
+from vllm_lite.frontend.stamps import Stamps
+from vllm_lite.tracing.recorder import now_ns
+from vllm_lite.wire.stats import SchedulerStats
+
+logger = logging.getLogger(__name__)
+
+CHUNK_SIZE = "VLLM_LITE_OUTPUT_PROC_CHUNK_SIZE"
+DEFAULT_CHUNK_SIZE = 128
+
+
+class OutputHandler:
+    """Sorts bags until the engine is dead. `scheduler_stats` is what the last bag said of the engine core's state."""
+
+    def __init__(self, engine_core: EngineCoreClient, output_processor: OutputProcessor, stamps: Stamps | None) -> None:
+        self._engine_core = engine_core
+        self._output_processor = output_processor
+        self._stamps = stamps
+        self._chunk_size = int(os.environ.get(CHUNK_SIZE, DEFAULT_CHUNK_SIZE))
+        self.scheduler_stats: SchedulerStats | None = None
+
+    async def run(self) -> None:
+        """The task's body. Any error ends it and reaches every caller that waits."""
+        try:
+            while True:
+                bag = await self._engine_core.get_bag_async()
+                if bag.outputs.scheduler_stats is not None:
+                    self.scheduler_stats = bag.outputs.scheduler_stats
+                await self._sort(bag)
+        except EngineDeadError as error:
+            index = self._engine_core.dead_engine_index
+            if index is not None:
+                logger.error("the engine is dead: %s", error)
+                if self._stamps is not None:
+                    self._stamps.engine_dead(index)
+            self._output_processor.propagate_error(error)
+        except Exception as error:
+            logger.exception("the output handler failed")
+            self._output_processor.propagate_error(error)
+
+    async def _sort(self, bag: Bag) -> None:
+        """In slices, so that a large bag does not keep the loop from everything else."""
+        rows = bag.outputs.outputs
+        stamp = None if self._stamps is None else self._stamps.open_bag()
+        for start in range(0, len(rows), self._chunk_size):
+            if start:
+                await asyncio.sleep(0)
+            t0 = 0 if stamp is None else now_ns()
+            chunk = rows[start : start + self._chunk_size]
+            processed = self._output_processor.process_outputs(chunk, stamp)
+            if stamp is not None:
+                stamp.slices.append((t0, now_ns(), len(chunk)))
+            if processed.reqs_to_abort:
+                await send_abort(self._engine_core, processed.reqs_to_abort, "stop_string", self._stamps)
+        if stamp is not None and self._stamps is not None:
+            arrival = (bag.t_received, bag.t_decoded, bag.body_size)
+            self._stamps.sort(stamp, bag.outputs.engine_index, bag.outputs.step_trace, arrival)
+
+
+async def send_abort(engine_core: EngineCoreClient, internal_ids: Sequence[str], reason: str, stamps: Stamps | None) -> None:
+    """Tell the engine core to give requests up; nothing where it is dead."""
+    if internal_ids and engine_core.dead_error is None:
+        headers = None if stamps is None else stamps.abort(internal_ids, reason)
+        await engine_core.abort_requests_async(internal_ids, reason, headers)

@@ -1,0 +1,63 @@
+"""What an AsyncLLM must give back when it goes, and how.
+
+Process: front end. Knows: the parts. Does not know: AsyncLLM, which it outlives for the moment in which that is collected.
+Mirrors: vllm/v1/engine/async_llm.py (shutdown)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+
+from vllm_lite.exceptions import EngineDeadError
+from vllm_lite.frontend.core_client import EngineCoreClient
+from vllm_lite.frontend.output_processor import OutputProcessor
+from vllm_lite.frontend.renderer import Renderer
+from vllm_lite.frontend.stamps import Stamps
+from vllm_lite.frontend.trace_run import TraceRun
+
+
+class EngineParts:
+    """Filled as the parts are built, so that a constructor that fails half-way can give back what there is."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self.renderer: Renderer | None = None
+        self.output_processor: OutputProcessor | None = None
+        self.trace_run: TraceRun | None = None
+        self.stamps: Stamps | None = None
+        self.engine_core: EngineCoreClient | None = None
+        self.handler_task: asyncio.Task[None] | None = None
+
+    def close(self, timeout: float | None = None) -> None:
+        """End the task, the callers that still wait, the processes. From any thread, or with no loop left; once is enough."""
+        if os.getpid() != self._owner:  # a fork of the process that owns them
+            return
+        loop = None if self.handler_task is None else self.handler_task.get_loop()
+        if loop is None or not loop.is_running() or _is_current(loop):
+            self._end_tasks()
+        else:
+            loop.call_soon_threadsafe(self._end_tasks)
+        if self.renderer is not None:
+            self.renderer.shutdown()
+        if self.engine_core is not None:
+            self.engine_core.shutdown(timeout)
+        if self.trace_run is not None:
+            self.trace_run.close()
+
+    def _end_tasks(self) -> None:
+        if self.handler_task is not None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed, and the task with it
+                self.handler_task.cancel()
+        if self.output_processor is not None:
+            self.output_processor.propagate_error(EngineDeadError("the engine was shut down"))
+        if self.stamps is not None:
+            self.stamps.shutdown()
+
+
+def _is_current(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
