@@ -1,8 +1,8 @@
 """The engine core's command: `python -m vllm_lite.engine_core.proc --handshake ADDR --engine-index N --death-fd FD`.
 
-Process: engine core, from its first line to its exit code. Knows: the handshake, signals, the parent's death. Does not know: steps
-or frames. It ends by SIGTERM, by the end of the file behind FD (the parent is gone), or by a failure; Ctrl-C, which a terminal
-sends to every process of the foreground, is the parent's to answer.
+Process: engine core, from its first line to its exit code. Knows: the handshake, signals, the parent's death. Does not know:
+steps or frames. It ends by SIGTERM, by the end of the file behind FD (the parent is gone), or by a failure; Ctrl-C, which a
+terminal sends to every process of the foreground, is the parent's to answer.
 Mirrors: vllm/v1/engine/core.py (EngineCoreProc.run_engine_core, startup_handshake)
 """
 
@@ -12,6 +12,7 @@ import argparse
 import gc
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -34,29 +35,37 @@ HANDSHAKE_LINGER_MS = 5000
 ORPHAN_GRACE_S = 2.0  # how long an orderly end may take once nobody waits for it
 
 
-class Ending:
-    """What SIGTERM and the parent's death mean: an exit while starting, an orderly shutdown while running."""
+class Watch(threading.Thread):
+    """Waits for SIGTERM and for the parent's death: an exit while starting, an orderly shutdown while running.
 
-    def __init__(self) -> None:
+    A thread, and a pipe that the interpreter writes each signal to: a handler in Python would run only when the main thread
+    next executes Python, and a main thread that is just about to sleep on its queue would sleep through the signal.
+    """
+
+    def __init__(self, death_fd: int) -> None:
+        super().__init__(name="watch", daemon=True)
+        self._death_fd = death_fd
+        self._signals, wakeup = os.pipe()
+        os.set_blocking(wakeup, False)
+        signal.set_wakeup_fd(wakeup)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._core: EngineCoreProc | None = None
 
     def running(self, core: EngineCoreProc) -> None:
         """From now on `core` is asked to end."""
         self._core = core
 
-    def on_sigterm(self, *_: object) -> None:
-        """The signal handler, so in the main thread."""
+    def run(self) -> None:
+        """Wait, and see to the end. A daemon: an end of another kind does not wait for this."""
+        readable, _, _ = select.select([self._signals, self._death_fd], [], [])
         if self._core is None:
-            raise SystemExit(128 + signal.SIGTERM)
+            os._exit(1 if self._death_fd in readable else 128 + signal.SIGTERM)  # the main thread may be anywhere
         self._core.request_shutdown()
-
-    def watch_parent(self, death_fd: int) -> None:
-        """A thread's body: wait for the parent's end, then see to ours."""
-        os.read(death_fd, 1)  # nobody writes, so this returns at end of file
-        if self._core is not None:
-            self._core.request_shutdown()
-            time.sleep(ORPHAN_GRACE_S)
-        os._exit(1)  # not sys.exit: the main thread may be anywhere
+        if self._death_fd not in readable:
+            select.select([self._death_fd], [], [])
+        time.sleep(ORPHAN_GRACE_S)
+        os._exit(1)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -71,14 +80,12 @@ def main(argv: list[str] | None = None) -> int:
         format=f"%(levelname)s %(asctime)s [engine core {args.engine_index}] %(message)s",
         datefmt="%H:%M:%S",
     )
-    ending = Ending()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, ending.on_sigterm)
-    threading.Thread(target=ending.watch_parent, args=(args.death_fd,), name="watch-parent", daemon=True).start()
+    watch = Watch(args.death_fd)
+    watch.start()
     core = start(args.handshake, args.engine_index)
     if core is None:
         return 1
-    ending.running(core)
+    watch.running(core)
     gc.collect()
     gc.freeze()  # what is alive now stays; the collector need not look at it again
     return run(core)
@@ -99,7 +106,6 @@ def start(handshake_address: str, engine_index: int) -> EngineCoreProc | None:
             vllm_config,
             Executor.get_class(vllm_config),
             engine_index=engine_index,
-            pid=os.getpid(),
             ctx=ctx,
             input_addresses=init.input_addresses,
             output_addresses=init.output_addresses,
@@ -107,6 +113,7 @@ def start(handshake_address: str, engine_index: int) -> EngineCoreProc | None:
     except Exception as error:
         logger.exception("the engine core cannot start")
         handshake.send(msgspec.msgpack.encode(EngineStartFailed(type(error).__name__, str(error))))
+        ctx.destroy(linger=HANDSHAKE_LINGER_MS)
         return None
     finally:
         handshake.close()

@@ -8,6 +8,7 @@ Mirrors: vllm/v1/engine/core.py (EngineCoreProc)
 from __future__ import annotations
 
 import logging
+import os
 from queue import SimpleQueue
 from typing import Any
 
@@ -58,7 +59,6 @@ class EngineCoreProc(EngineCore):
         log_stats: bool = True,
         *,
         engine_index: int,
-        pid: int,
         ctx: zmq.Context[Any],
         input_addresses: list[str],
         output_addresses: list[str],
@@ -82,7 +82,7 @@ class EngineCoreProc(EngineCore):
             ctx,
             input_addresses,
             engine_index.to_bytes(2, "little"),
-            msgspec.msgpack.encode(self._ready(pid)),
+            msgspec.msgpack.encode(self._ready()),
             preprocess=self.preprocess_add_request,
             input_queue=self.input_queue,
             aborts_queue=self.aborts_queue,
@@ -92,13 +92,13 @@ class EngineCoreProc(EngineCore):
         self._output_thread.start()
         self._input_thread.start()
 
-    def _ready(self, pid: int) -> EngineCoreReadyResponse:
+    def _ready(self) -> EngineCoreReadyResponse:
         info = self.model_executor.worker_info()
         config, kv = self.vllm_config, self.kv_cache_config
         return EngineCoreReadyResponse(
             PROTOCOL_VERSION,
             self.engine_index,
-            pid,
+            os.getpid(),
             self.scheduler.max_model_len,
             kv.num_blocks,
             config.cache_config.block_size,

@@ -1,0 +1,264 @@
+"""Workers as processes of their own, each behind two queues in shared memory.
+
+Process: engine core. Knows: child processes, queues, who has answered what. Does not know: torch, or what a call does. Workers
+find out that the engine core died by a pipe that closes with it; it finds out about them by their process descriptors.
+Mirrors: vllm/v1/executor/multiproc_executor.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import msgspec
+
+from vllm_lite import exceptions
+from vllm_lite.config import VllmConfig
+from vllm_lite.engine_core.executor.abstract import Executor, FailureCallback
+from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm_lite.wire.serial_utils import MsgpackDecoder, MsgpackEncoder
+from vllm_lite.wire.shm_broadcast import MessageQueue, QueueCancelledError
+from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
+from vllm_lite.wire.worker_rpc import WorkerCall, WorkerReply
+
+EXECUTE_MODEL_TIMEOUT_S = 300.0
+SHUTDOWN_GRACE_S = 4.0
+
+T = TypeVar("T")
+
+
+class WorkerHandle:
+    """One worker process as its executor holds it."""
+
+    def __init__(self, rank: int, calls: MessageQueue) -> None:
+        self.rank = rank
+        self.replies = MessageQueue.create()
+        death_fd, self.death_pipe = os.pipe()
+        command = [sys.executable, "-m", "vllm_lite.worker.proc", "--rank", str(rank), "--death-fd", str(death_fd)]
+        command += ["--calls", calls.handle(), "--replies", self.replies.handle()]
+        self.process = subprocess.Popen(command, pass_fds=[death_fd, *calls.fds, *self.replies.fds])
+        os.close(death_fd)
+        self.reader = self.replies.as_reader(0)
+        self.pending: dict[int, WorkerReply] = {}  # answers that came before somebody asked for them
+        self.abandoned: set[int] = set()  # calls whose answer nobody waits for any more
+        self._decoder = MsgpackDecoder(WorkerReply)
+
+    def wait_for(self, call_id: int, deadline: float | None) -> WorkerReply:
+        """This worker's answer to `call_id`; answers to other calls are kept for those who ask. TimeoutError at `deadline`."""
+        while call_id not in self.pending:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            reply = self._decoder.decode(self.reader.dequeue(left))
+            if reply.call_id in self.abandoned:
+                self.abandoned.remove(reply.call_id)
+            else:
+                self.pending[reply.call_id] = reply
+        return self.pending.pop(call_id)
+
+    def abandon(self, call_id: int) -> None:
+        """Nobody waits for the answer to `call_id` any more."""
+        if self.pending.pop(call_id, None) is None:
+            self.abandoned.add(call_id)
+
+    def end(self, deadline: float) -> None:
+        """Wait for the process until `deadline`, then kill it; free what tied us together."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.reader.close()
+        self.replies.close()
+
+
+class MultiprocExecutor(Executor):
+    """`world_size` workers, each with the whole model; worker 0 answers for a step.
+
+    The constructor returns once every worker stands, and ends them all where one cannot come up.
+    """
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        super().__init__(vllm_config)
+        self._encoder = MsgpackEncoder()
+        self._call_id = 0
+        self._failure: str | None = None
+        self._failure_callback: FailureCallback | None = None
+        self._lock = threading.Lock()  # over the two above
+        self._closed = False
+        self._calls = MessageQueue.create(vllm_config.parallel_config.world_size)
+        self._workers: list[WorkerHandle] = []
+        self._stop_monitor = os.eventfd(0)
+        self._monitor: threading.Thread | None = None
+        try:
+            for rank in range(vllm_config.parallel_config.world_size):
+                self._workers.append(WorkerHandle(rank, self._calls))
+            self._monitor = threading.Thread(target=self._watch_workers, name="worker-monitor", daemon=True)
+            self._monitor.start()
+            self._calls.enqueue([msgspec.msgpack.encode(vllm_config)])
+            for worker in self._workers:
+                reply = self._wait_for(worker, 0, "start", None)
+                if reply.error_type is not None:
+                    raise _start_error(worker.rank, reply)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def get_kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
+        """Worker 0's answer; the others run the same model."""
+        call_id = self._send(WorkerCall(0, "get_kv_cache_specs", output_rank=0))
+        specs = self._answer(0, call_id, "get_kv_cache_specs").kv_cache_specs
+        assert specs is not None
+        return specs
+
+    def determine_available_memory(self) -> int:
+        """What the worker with the least room has, in bytes."""
+        return min(map(int, self.collective_rpc("determine_available_memory")))
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Let every worker allocate."""
+        call_id = self._send(WorkerCall(0, "initialize_from_config", kv_cache_config=kv_cache_config))
+        self._answers(call_id, "initialize_from_config", None)
+
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, non_block: bool = False
+    ) -> ModelRunnerOutput | Future[ModelRunnerOutput | None] | None:
+        """Send the plan; the result (None: now sample) is fetched here, or by the Future when it is asked."""
+        call_id = self._send(WorkerCall(0, "execute_model", output_rank=0, scheduler_output=scheduler_output))
+        future = ReplyFuture(lambda: self._answer(0, call_id, "execute_model", EXECUTE_MODEL_TIMEOUT_S).model_output)
+        return future if non_block else future.result()
+
+    def sample_tokens(
+        self, grammar_output: None = None, non_block: bool = False
+    ) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
+        """Ask for the tokens of the step before."""
+        call_id = self._send(WorkerCall(0, "sample_tokens", output_rank=0, args=[grammar_output]))
+
+        def fetch() -> ModelRunnerOutput:
+            output = self._answer(0, call_id, "sample_tokens", EXECUTE_MODEL_TIMEOUT_S).model_output
+            assert output is not None
+            return output
+
+        future = ReplyFuture(fetch)
+        return future if non_block else future.result()
+
+    def collective_rpc(
+        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Call every worker; raises TimeoutError naming the first that did not answer within `timeout` seconds."""
+        call_id = self._send(WorkerCall(0, method, args=list(args), kwargs=kwargs or {}))
+        return [reply.result for reply in self._answers(call_id, method, timeout)]
+
+    def register_failure_callback(self, callback: FailureCallback) -> None:
+        """Call `callback` once when a worker dies; at once where one already has."""
+        with self._lock:
+            self._failure_callback = callback
+            failed = self._failure is not None
+        if failed:
+            callback()
+
+    def check_health(self) -> None:
+        """Raise RuntimeError where a worker is dead."""
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
+
+    def shutdown(self) -> None:
+        """Let go of the workers, which end by that; kill those that do not. May be called more than once."""
+        if self._closed:
+            return
+        self._closed = True
+        os.eventfd_write(self._stop_monitor, 1)
+        if self._monitor is not None:
+            self._monitor.join()
+        os.close(self._stop_monitor)
+        for worker in self._workers:
+            os.close(worker.death_pipe)
+        deadline = time.monotonic() + SHUTDOWN_GRACE_S
+        for worker in self._workers:
+            worker.end(deadline)
+        self._calls.close()
+
+    def _send(self, call: WorkerCall) -> int:
+        self.check_health()
+        self._call_id += 1
+        call.call_id = self._call_id
+        self._calls.enqueue(self._encoder.encode(call))
+        return call.call_id
+
+    def _answer(self, rank: int, call_id: int, method: str, timeout: float | None = None) -> WorkerReply:
+        """One worker's answer; RuntimeError where its call raised."""
+        reply = self._wait_for(self._workers[rank], call_id, method, timeout)
+        if reply.error_type is not None:
+            raise RuntimeError(f"{method} failed on worker {rank}: {reply.error_type}: {reply.error}")
+        return reply
+
+    def _answers(self, call_id: int, method: str, timeout: float | None) -> list[WorkerReply]:
+        """Every worker's answer; after the first that fails or is late nobody waits for the others."""
+        replies: list[WorkerReply] = []
+        try:
+            for worker in self._workers:
+                replies.append(self._answer(worker.rank, call_id, method, timeout))
+        finally:
+            for worker in self._workers[len(replies) + 1 :]:
+                worker.abandon(call_id)
+        return replies
+
+    def _wait_for(self, worker: WorkerHandle, call_id: int, method: str, timeout: float | None) -> WorkerReply:
+        try:
+            return worker.wait_for(call_id, None if timeout is None else time.monotonic() + timeout)
+        except QueueCancelledError:
+            raise RuntimeError(self._failure) from None
+        except TimeoutError:
+            worker.abandon(call_id)
+            raise TimeoutError(f"worker {worker.rank} did not answer {method} within {timeout} s") from None
+
+    def _watch_workers(self) -> None:
+        """A thread's body: the first worker to end by itself takes all with it."""
+        pidfds = {os.pidfd_open(worker.process.pid): worker for worker in self._workers}
+        poller = select.poll()
+        for fd in (*pidfds, self._stop_monitor):
+            poller.register(fd, select.POLLIN)
+        ended = [pidfds[fd] for fd, _ in poller.poll() if fd in pidfds]
+        for fd in pidfds:
+            os.close(fd)
+        if not ended or self._closed:
+            return
+        with self._lock:
+            self._failure = f"worker {ended[0].rank} ended with exit code {ended[0].process.wait()}"
+            callback = self._failure_callback
+        for worker in self._workers:
+            worker.reader.cancel()
+        self._calls.cancel()
+        if callback is not None:
+            callback()
+
+
+class ReplyFuture(Future[T]):
+    """A Future that fetches its result when it is asked for, in the thread that asks."""
+
+    def __init__(self, fetch: Callable[[], T]) -> None:
+        super().__init__()
+        self._fetch = fetch
+
+    def result(self, timeout: float | None = None) -> T:
+        """Fetch, once; the fetch has a time limit of its own."""
+        if not self.done():
+            try:
+                self.set_result(self._fetch())
+            except Exception as error:
+                self.set_exception(error)
+        return super().result(timeout)
+
+
+def _start_error(rank: int, reply: WorkerReply) -> Exception:
+    """The worker's own error where it is one of ours, so that the caller meets the same class wherever the worker runs."""
+    kind = getattr(exceptions, reply.error_type or "", None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        return kind(reply.error)
+    return RuntimeError(f"worker {rank} cannot start: {reply.error_type}: {reply.error}")
