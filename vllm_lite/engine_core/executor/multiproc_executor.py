@@ -200,14 +200,12 @@ class MultiprocExecutor(Executor):
 
     def _answers(self, call_id: int, method: str, timeout: float | None) -> list[WorkerReply]:
         """Every worker's answer; after the first that fails or is late nobody waits for the others."""
-        replies: list[WorkerReply] = []
+        waiting = iter(self._workers)
         try:
-            for worker in self._workers:
-                replies.append(self._answer(worker.rank, call_id, method, timeout))
+            return [self._answer(worker.rank, call_id, method, timeout) for worker in waiting]
         finally:
-            for worker in self._workers[len(replies) + 1 :]:
+            for worker in waiting:
                 worker.abandon(call_id)
-        return replies
 
     def _wait_for(self, worker: WorkerHandle, call_id: int, method: str, timeout: float | None) -> WorkerReply:
         try:
