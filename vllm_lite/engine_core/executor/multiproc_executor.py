@@ -102,10 +102,7 @@ class MultiprocExecutor(Executor):
             self._monitor = threading.Thread(target=self._watch_workers, name="worker-monitor", daemon=True)
             self._monitor.start()
             self._calls.enqueue([msgspec.msgpack.encode(vllm_config)])
-            for worker in self._workers:
-                reply = self._wait_for(worker, 0, "start", None)
-                if reply.error_type is not None:
-                    raise _start_error(worker.rank, reply)
+            self._wait_until_ready()
         except BaseException:
             self.shutdown()
             raise
@@ -183,6 +180,20 @@ class MultiprocExecutor(Executor):
         for worker in self._workers:
             worker.end(deadline)
         self._calls.close()
+
+    def _wait_until_ready(self) -> None:
+        """Wait for every worker's first word; where one ended, its own reason beats its exit code."""
+        failure: Exception | None = None
+        for worker in self._workers:
+            try:
+                reply = worker.wait_for(0, None)
+            except QueueCancelledError:
+                failure = failure or RuntimeError(self._failure)
+                continue
+            if reply.error_type is not None:
+                raise _start_error(worker.rank, reply)
+        if failure is not None:
+            raise failure
 
     def _send(self, call: WorkerCall) -> int:
         self.check_health()
