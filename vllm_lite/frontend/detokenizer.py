@@ -16,6 +16,7 @@ from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.wire.messages import EngineCoreRequest
 
 PROMPT_TAIL = 16  # ids of the prompt that the text of the answer can depend on
+MOST_PENDING = 8  # ids without text; no character is split over more, so these are none
 
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -220,18 +221,20 @@ class StreamDetokenizer(_TextDetokenizer):
         return lambda token_id: stream.step(backend, token_id)
 
     def _decode(self, token_id: int) -> str:
+        self._pending.append(token_id)
         try:
             text = self._step(token_id)
-        except Exception:  # the library's plain Exception: bytes that are no text made its window shrink
-            lost = self._flush()
-            self._step = self._open(())
-            text = self._step(token_id)
-            text = lost + text if text else lost or None
+        except Exception:  # the library's plain Exception: after bytes that are no text, what it said before stands no more
+            return self._restart()
         if text is None:
-            self._pending.append(token_id)
-            return ""
+            return self._restart() if len(self._pending) > MOST_PENDING else ""
         self._pending.clear()
         return text
+
+    def _restart(self) -> str:
+        """Say what the pending ids are on their own, and begin anew after them."""
+        self._step = self._open(self._pending[-1:])
+        return self._flush()
 
     def _flush(self) -> str:
         text = self._tokenizer.decode(self._pending, self._skip_special_tokens) if self._pending else ""
