@@ -1,0 +1,94 @@
+"""Time as rows of cells: how much of each cell a thing took, a scale with round numbers, and a bar split into parts.
+
+Process: whichever prints. Knows: intervals in nanoseconds. Does not know: what they measure.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from vllm_lite.console.figures import MS, SECOND, US
+
+Interval = tuple[int, int]
+
+
+class TimeScale(NamedTuple):
+    """`cells` columns that stand for the time from `start` to `end` (ns)."""
+
+    start: int
+    end: int
+    cells: int
+
+    @property
+    def per_cell(self) -> float:
+        """Nanoseconds in one column."""
+        return max(1, self.end - self.start) / self.cells
+
+    def cell(self, t: int) -> int:
+        """The column that holds time `t`, clipped to the scale."""
+        return max(0, min(self.cells - 1, int((t - self.start) / self.per_cell)))
+
+    def coverage(self, intervals: Iterable[Interval]) -> list[float]:
+        """For each column the share of its time that the intervals cover, 0 to 1. An instant counts as a little."""
+        shares = [0.0] * self.cells
+        per = self.per_cell
+        for t0, t1 in intervals:
+            if t1 < self.start or t0 > self.end:
+                continue
+            low, high = max(t0, self.start), min(t1, self.end)
+            first, last = self.cell(low), self.cell(high)
+            for i in range(first, last + 1):
+                left = self.start + i * per
+                shares[i] += max(0.0, min(high, left + per) - max(low, left)) / per
+            shares[first] = max(shares[first], 1e-6)
+        return [min(1.0, share) for share in shares]
+
+    def strip(self, intervals: Iterable[Interval], levels: str) -> str:
+        """The coverage as characters: the first of `levels` is nothing, the last is a full cell, and a trace always shows."""
+        top = len(levels) - 1
+        return "".join(levels[min(top, max(1, round(s * top)))] if s else levels[0] for s in self.coverage(intervals))
+
+    def ticks(self, room: int = 10) -> tuple[str, list[int]]:
+        """A line of round numbers, the first with the unit, at least `room` cells apart, and the columns they stand at."""
+        unit, name = _unit(self.end - self.start)
+        step = _round_step((self.end - self.start) / unit / max(1, self.cells / room))
+        line, columns, value = f"0 {name}", [0], step
+        while self.start + value * unit <= self.end:
+            column, label = self.cell(self.start + round(value * unit)), f"{value:.10g}"
+            if column + len(label) > self.cells:
+                break
+            line = line.ljust(column) + label
+            columns.append(column)
+            value += step
+        return line, columns
+
+
+def split(parts: Sequence[int], cells: int) -> list[int]:
+    """How many of `cells` each part of a bar gets: by size, and at least one for each part that is not zero."""
+    total = sum(parts)
+    if not total or cells <= 0:
+        return [0] * len(parts)
+    shares = [max(1, int(part * cells / total)) if part else 0 for part in parts]
+    shares[max(range(len(parts)), key=lambda i: parts[i])] += cells - sum(shares)
+    return [max(0, share) for share in shares]
+
+
+def _unit(length: int) -> tuple[int, str]:
+    if length < 2 * MS:
+        return US, "us"
+    return (MS, "ms") if length < 10 * SECOND else (SECOND, "s")
+
+
+def _round_step(least: float) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that is no less than `least`."""
+    power = 1.0
+    while power < least:
+        power *= 10
+    while power / 10 >= least and power > 1e-9:
+        power /= 10
+    for factor in (0.2, 0.5, 1.0):
+        if power * factor >= least:
+            return power * factor
+    return power

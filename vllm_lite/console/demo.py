@@ -1,0 +1,19 @@
+"""What the views' `python -m` demos draw: the canned run, written and read again as any other.
+
+Process: demos and tests. Knows: the canned run. Does not know: views.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from vllm_lite.tracing.canned import write_canned_run
+from vllm_lite.tracing.journey import Run, load_run
+
+
+def canned_run(level: int = 3, engine_dies: bool = False) -> Run:
+    """The canned run at `level`; nothing of it stays on the disk."""
+    with tempfile.TemporaryDirectory(prefix="vllm-lite-demo-") as folder:
+        return load_run(write_canned_run(Path(folder) / "run", level, engine_dies))

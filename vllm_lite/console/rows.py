@@ -1,0 +1,158 @@
+"""Which rows the mailroom has: the bags in order, what happened between them, and what is left out because it is all alike.
+
+Process: whichever prints. Knows: the journey model. Does not know: columns, widths or colours.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from vllm_lite.console.figures import count, span
+from vllm_lite.console.theme import request_name
+from vllm_lite.tracing import records as rec
+from vllm_lite.tracing.journey import LATE, Bag, RequestJourney, Run, StepJourney
+
+ALIKE_FROM = 8  # so many bags in a row that tell the same shrink to six rows
+REASONS = {
+    "client_disconnect": "its caller left",
+    "stop_string": "its stop string was found",
+    "api": "abort() was called",
+    "shutdown": "the engine was shut down",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one request got from one bag. `stapled`: how many letters now hang on the one in the slot."""
+
+    fate: str
+    stapled: int = 0
+    last: bool = False
+
+
+@dataclass
+class Row:
+    """One bag, or several that were left out (`why` says so then). `steps` are those it shows the times of."""
+
+    bags: list[Bag]
+    steps: list[StepJourney]
+    cells: dict[int, Cell] = field(default_factory=dict)  # by number of the request in the run
+    why: str = ""
+
+    @property
+    def story(self) -> object:
+        """Rows with the same story are alike."""
+        return sorted((request, cell.fate, cell.last) for request, cell in self.cells.items()), bool(self.bags)
+
+
+@dataclass
+class Note:
+    """A line between the bags: something that was no letter."""
+
+    text: str
+    request: int | None = None  # whose colour it has
+    bad: bool = False
+
+
+class Ledger:
+    """The rows of a run, all of them. Its requests are numbered from `first`."""
+
+    def __init__(self, run: Run, first: int = 0) -> None:
+        self.requests = dict(enumerate(run.requests, first))
+        self.numbers = {id(request): number for number, request in self.requests.items()}
+        self.piles: Counter[int] = Counter()
+        self.rows: list[Row | Note] = []
+        self._last = {n: r.letters.last for n, r in self.requests.items() if r.close and r.close.outcome == "finished"}
+        moments: list[tuple[int, int, Row | Note]] = []
+        moments += [(bag.process.wall(bag.sort.t_received), 1, self._bag(bag)) for bag in run.bags]
+        for step in run.steps:
+            moments += self._step(step)
+        for request in run.requests:
+            moments += [(request.process.wall(a.t), 2, self._abort(request, a)) for a in request.aborts]
+        for process, death in run.deaths:
+            moments.append((process.wall(death.t), 3, Note(f"engine core {death.engine_index} died", bad=True)))
+        moments.sort(key=lambda moment: moment[:2])
+        self.rows = [row for _, _, row in moments]
+
+    def _bag(self, bag: Bag) -> Row:
+        cells: dict[int, Cell] = {}
+        for letter in bag.letters:
+            if letter.request is None or (number := self.numbers.get(id(letter.request))) is None:
+                continue
+            if letter.fate == rec.STAPLED:
+                self.piles[number] += 1
+            elif letter.fate == rec.PUT:
+                self.piles[number] = 0
+            cells[number] = Cell(letter.fate, self.piles[number], letter is self._last.get(number))
+        return Row([bag], [bag.step] if bag.step else [], cells)
+
+    def _step(self, step: StepJourney) -> list[tuple[int, int, Row | Note]]:
+        wall, plan = step.process.wall, step.schedule
+        found: list[tuple[int, int, Row | Note]] = []
+        for stay in step.preempted:
+            number = self.numbers.get(id(stay.request))
+            if number is not None:
+                text = f"{request_name(number)} preempted: its KV blocks went to others, it queues and computes again"
+                found.append((wall(plan.t0), 0, Note(text, number, bad=True)))
+        if not step.bags and not step.sends and step.execute is not None:
+            names = [request_name(self.numbers[id(r)]) for r in step.requests if id(r) in self.numbers]
+            granted = count(plan.num_tokens, "prompt token")
+            found.append((wall(step.execute.t1), 0, Row([], [step], why=f"no letter yet: {granted} of {' '.join(names)}")))
+        return found
+
+    def _abort(self, request: RequestJourney, abort: rec.Abort) -> Note:
+        number = self.numbers[id(request)]
+        text = f"{request_name(number)} abort: {REASONS.get(abort.reason, abort.reason)}"
+        heard = [p.wall(r.t) for p, r in request.abort_receipts if set(r.internal_ids) & set(abort.internal_ids)]
+        if heard:
+            text += f"; the engine core heard it {span(max(0, min(heard) - request.process.wall(abort.t)))} later"
+        if request.late:
+            text += f"; {count(len(request.late), 'late letter')}"
+        return Note(text, number, bad=abort.reason != "stop_string")
+
+
+def shorten(rows: Sequence[Row | Note], limit: int | None) -> list[Row | Note]:
+    """At most about `limit` rows (None: all): first runs of bags that tell the same shrink, then the middle goes."""
+    if limit is None or len(rows) <= limit:
+        return list(rows)
+    short: list[Row | Note] = []
+    alike: list[Row] = []
+    for row in rows:
+        if isinstance(row, Row) and alike and row.story == alike[0].story:
+            alike.append(row)
+            continue
+        short += _shrink(alike)
+        alike = [row] if isinstance(row, Row) else []
+        if isinstance(row, Note):
+            short.append(row)
+    short += _shrink(alike)
+    if len(short) <= limit:
+        return short
+    head, tail = limit - limit // 3 - 1, limit // 3
+    return [*short[:head], _gap(short[head : len(short) - tail], "more"), *short[len(short) - tail :]]
+
+
+def _shrink(alike: list[Row]) -> list[Row]:
+    return alike if len(alike) < ALIKE_FROM else [*alike[:3], _gap(alike[3:-2], "alike"), *alike[-2:]]
+
+
+def _gap(rows: Sequence[Row | Note], how: str) -> Row:
+    held = [row for row in rows if isinstance(row, Row)]
+    bags = [bag for row in held for bag in row.bags]
+    notes = f" and {count(len(rows) - len(held), 'event')}" if len(held) < len(rows) else ""
+    return Row(bags, [step for row in held for step in row.steps], why=f"mean of {len(bags)} {how}{notes}")
+
+
+def fates(bags: Sequence[Bag]) -> Counter[str]:
+    """How many letters of these bags met which fate, from the bags' own counts."""
+    found: Counter[str] = Counter()
+    for bag in bags:
+        sort = bag.sort
+        found[rec.PUT] += sort.num_put
+        found[rec.STAPLED] += sort.num_stapled
+        found[rec.KEPT_BACK] += sort.num_kept_back
+        found[LATE] += len(sort.late)
+    return found

@@ -1,0 +1,105 @@
+"""How every view looks: one palette, two sets of glyphs, and the rule that no line is wider than the screen.
+
+Process: whichever prints. Knows: rich, and the names of processes and fates. Does not know: what a view shows.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rich.console import Console, ConsoleOptions
+from rich.text import Text
+
+DIM = "grey58"
+STRONG = "bold"
+ERROR = "bold #ff5f5f"
+PROCESS_STYLES = {"frontend": "#5fafff", "engine-core": "#e0af48", "worker": "#d787d7", "wire": "grey62"}
+PROCESS_NAMES = {"frontend": "front end", "engine-core": "engine core", "worker": "worker", "wire": "wire"}
+FATE_STYLES = {"put": "", "stapled": "bold", "kept": DIM, "late": "#ff5f5f"}
+_REQUEST_STYLES = ("#5fd787", "#ffaf87", "#5fd7d7", "#d7d75f", "#af87ff", "#ff87af", "#87d75f", "#d7af87")
+
+
+class Glyphs(NamedTuple):
+    """What lines and bars are drawn with. `levels` fill a cell from nothing to all of it."""
+
+    levels: str
+    bar: str
+    rule: str
+    grid: str
+    border: str
+    beyond: str
+    ellipsis: str
+    left: str
+    right: str
+    idle: str
+    gap: str
+    end: str
+    bullet: str
+    phases: str
+
+
+UNICODE = Glyphs(" ▁▂▃▄▅▆▇", "▆", "─", "┊", "│", "»", "…", "←", "→", "·", "⋮", "■", "•", "▁▄▆")
+ASCII = Glyphs(" .:-=+*#", "#", "-", "|", "|", ">", "...", "<", ">", ".", ":", "#", "*", ".+#")
+
+
+class Screen(NamedTuple):
+    """What a view may use: `width` cells, its glyphs, and whether colours tell things apart."""
+
+    width: int
+    glyphs: Glyphs
+    colour: bool
+
+    @classmethod
+    def of(cls, console: Console, options: ConsoleOptions | None = None) -> Screen:
+        """Plain ASCII where the output is no terminal or cannot carry more."""
+        options = options or console.options
+        fancy = console.is_terminal and not options.ascii_only
+        colour = fancy and console.color_system is not None and not console.no_color
+        return cls(options.max_width, UNICODE if fancy else ASCII, colour)
+
+    def fit(self, line: Text, width: int | None = None) -> Text:
+        """`line` in at most `width` cells (the screen's where absent), its end marked where something was cut off."""
+        width = self.width if width is None else width
+        line.no_wrap, line.overflow = True, "crop"
+        line.rstrip()
+        if line.cell_len > width:
+            mark = self.glyphs.ellipsis if width > len(self.glyphs.ellipsis) else ""
+            line.truncate(width - len(mark))
+            line.append(mark, DIM)
+        return line
+
+    def printable(self, text: str) -> str:
+        """`text` on one line, without anything a terminal would obey; pure ASCII where the glyphs are."""
+        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+        return shown if self.glyphs is UNICODE else ascii(shown)[1:-1].replace("\\\\", "\\").replace("\\'", "'")
+
+    def title(self, name: str, *facts: str) -> Text:
+        """A view's first line: its name, what it holds, and a rule to the right edge."""
+        line = Text.assemble((name.upper(), STRONG))
+        for fact in facts:
+            line.append("  ").append(fact, DIM)
+        room = self.width - line.cell_len - 2
+        if room > 0:
+            line.append("  ").append(self.glyphs.rule * room, DIM)
+        return self.fit(line)
+
+
+def request_name(index: int) -> str:
+    """0 is A, 25 is Z, 26 is AA: how a request is called on the screen."""
+    name = ""
+    index += 1
+    while index:
+        index, digit = divmod(index - 1, 26)
+        name = chr(ord("A") + digit) + name
+    return name
+
+
+def request_style(index: int) -> str:
+    """The colour of request number `index`, the same in every view."""
+    return _REQUEST_STYLES[index % len(_REQUEST_STYLES)]
+
+
+def new_console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """A console as every command and demo uses it: no guessing at markup, numbers or emoji in what is printed."""
+    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)

@@ -1,0 +1,179 @@
+"""The totals: what came of the requests, how many tokens, steps, bags and letters there were, and the time at each station.
+
+Process: whichever prints. Knows: the journey model, the screen. Does not know: files, engines.
+`python -m vllm_lite.console.totals` shows them for a canned run.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from vllm_lite.console import figures
+from vllm_lite.console.figures import count, percentile, size, span
+from vllm_lite.console.passage import (
+    ABORT,
+    DECODE,
+    PREFILL,
+    QUEUED,
+    STOPS,
+    WIRE,
+    Stop,
+    bag_intervals,
+    first_token,
+    request_intervals,
+    step_intervals,
+    time_span,
+)
+from vllm_lite.console.rows import REASONS, fates
+from vllm_lite.console.theme import DIM, ERROR, PROCESS_NAMES, PROCESS_STYLES, STRONG, Screen
+from vllm_lite.console.timeline import ending
+from vllm_lite.tracing import records as rec
+from vllm_lite.tracing.journey import LATE, Run
+from vllm_lite.tracing.stations import STATIONS
+
+LABEL = 13
+MEANING_FROM = 110  # narrower screens leave the stations' meaning out
+PER_REQUEST = ("S1", "S2", "S3", "S4", QUEUED, PREFILL, DECODE, "S9", ABORT)
+
+
+class Totals:
+    """The figures of a run: sentences, then a table of the stations."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines of the view."""
+        screen = Screen.of(console, options)
+        start, end = time_span(self.run)
+        yield screen.title("totals", count(len(self.run.requests), "request"), f"within {span(end - start)}")
+        for label, text, style in _facts(self.run):
+            yield screen.fit(Text().append(label.ljust(LABEL), STRONG).append(screen.printable(text), style))
+        yield from _stations(self.run, screen)
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str, str]]:
+    """(label, sentence, style) of each line."""
+    start, end = time_span(run)
+    closes = [request.close for request in run.requests if request.close]
+    endings = Counter(ending(request) for request in run.requests)
+    yield "requests", f"{len(run.requests)}: " + ", ".join(f"{n} {how}" for how, n in endings.most_common()), ""
+    prompt, cached = sum(c.num_prompt_tokens for c in closes), sum(c.num_cached_tokens for c in closes)
+    answer = sum(c.num_output_tokens for c in closes)
+    rate = f", {answer * figures.SECOND / (end - start):,.1f} a second" if end > start else ""
+    yield "tokens", f"{prompt:,} in prompts ({cached:,} cached), {answer:,} in answers{rate}", ""
+    firsts = sorted(first for request in run.requests if (first := first_token(request)) is not None)
+    if firsts:
+        yield "first letter", f"{span(percentile(firsts, 0.5))} after accept (p50), {span(percentile(firsts, 0.99))} (p99)", ""
+    yield from _steps(run)
+    yield from _letters(run)
+    yield from _faults(run)
+
+
+def _steps(run: Run) -> Iterator[tuple[str, str, str]]:
+    plans = [step.schedule for step in run.steps]
+    if not plans:
+        return
+    mean, most = sum(plan.num_requests for plan in plans) / len(plans), max(plan.num_requests for plan in plans)
+    prefills = sum(plan.num_prefill > 0 for plan in plans)
+    yield "steps", f"{len(plans):,}, {prefills:,} with prompts; {mean:.1f} requests in a step on the mean, {most} at most", ""
+    preempted = count(sum(len(plan.preempted) for plan in plans), "preemption")
+    yield "KV cache", f"{max(plan.kv_usage for plan in plans):.1%} used at most; {preempted}", ""
+
+
+def _letters(run: Run) -> Iterator[tuple[str, str, str]]:
+    bags = run.bags
+    yield (
+        "bags",
+        f"{len(bags):,} with {count(sum(b.sort.num_outputs for b in bags), 'letter')}, "
+        + size(sum(b.sort.body_size for b in bags)),
+        "",
+    )
+    found = fates(bags)
+    words = {rec.PUT: "into an empty mailbox", rec.STAPLED: "stapled", rec.KEPT_BACK: "kept back", LATE: "late"}
+    yield "letters", ", ".join(f"{found[fate]:,} {word}" for fate, word in words.items()), ""
+    closes = [request.close for request in run.requests if request.close]
+    puts, takes = sum(c.puts for c in closes), sum(c.takes for c in closes)
+    staples, left = sum(c.staples for c in closes), sum(c.left for c in closes)
+    holds = puts == takes + staples + left
+    text = f"{count(puts, 'put')} = {count(takes, 'take')} + {count(staples, 'staple')} + {left:,} left"
+    yield "mailboxes", text + ("" if holds else " does not add up"), "" if holds else ERROR
+    aborts = Counter(abort.reason for request in run.requests for abort in request.aborts)
+    reasons = ", ".join(f"{n} because {REASONS.get(reason, reason)}" for reason, n in aborts.most_common())
+    yield "aborts", f"{aborts.total()}" + (f": {reasons}" if reasons else ""), ""
+
+
+def _faults(run: Run) -> Iterator[tuple[str, str, str]]:
+    """Only what went wrong."""
+    for _, death in run.deaths:
+        yield "dead", f"engine core {death.engine_index} died during the run", ERROR
+    lost = [f"{count(dropped.count, 'record')} dropped ({dropped.reason})" for _, dropped in run.dropped]
+    lost += [f"{count(run.torn, 'spool')} cut short in its last frame"] if run.torn else []
+    lost += [f"{count(run.unclaimed, 'record')} whose beginning is lost"] if run.unclaimed else []
+    lost += [f"{count(run.unknown, 'record')} of a newer version"] if run.unknown else []
+    if lost:
+        yield "not recorded", "; ".join(lost), ERROR
+
+
+def durations(run: Run) -> dict[str, list[int]]:
+    """Sorted nanoseconds of every visit, by stop: of requests, of steps (S5, S6) and of bags (S7, wire, S8)."""
+    found: dict[str, list[int]] = {key: [] for key in STOPS}
+    for request in run.requests:
+        intervals = request_intervals(request)
+        for key in PER_REQUEST:
+            found[key] += [t1 - t0 for t0, t1 in intervals[key]]
+    for step in run.steps:
+        for key, (t0, t1) in step_intervals(step).items():
+            found[key].append(t1 - t0)
+    for bag in run.bags:
+        intervals_of_bag = bag_intervals(bag)
+        for key in ("S7", WIRE, "S8"):
+            if key in intervals_of_bag:
+                t0, t1 = intervals_of_bag[key]
+                found[key].append(t1 - t0)
+    return {key: sorted(values) for key, values in found.items()}
+
+
+def _stations(run: Run, screen: Screen) -> Iterator[Text]:
+    figures_of = durations(run)
+    head = "station".ljust(LABEL) + "times".rjust(7)
+    for name in ("mean ms", "p50 ms", "p99 ms", "total ms"):
+        head += name.rjust(11)
+    meaning = screen.width >= MEANING_FROM
+    yield screen.fit(Text(head + ("   place         what happens there" if meaning else ""), DIM))
+    for key, values in figures_of.items():
+        if values:
+            yield screen.fit(_station_line(STOPS[key], values, meaning))
+
+
+def _station_line(stop: Stop, values: list[int], meaning: bool) -> Text:
+    style = PROCESS_STYLES[stop.process]
+    line = Text().append(f"{stop.code or '  '} ", f"bold {style}").append(stop.name, style if stop.code else DIM)
+    line.append(" " * (LABEL - line.cell_len)).append(f"{len(values):,}".rjust(7), DIM)
+    for value in (sum(values) / len(values), percentile(values, 0.5), percentile(values, 0.99), sum(values)):
+        line.append(figures.ms(value).rjust(11))
+    if meaning:
+        line.append(f"   {PROCESS_NAMES[stop.process]:<14}", style)
+        line.append(STATIONS[stop.code].meaning if stop.code else _MEANINGS[stop.key], DIM)
+    return line
+
+
+_MEANINGS = {
+    QUEUED: "waits for a step",
+    PREFILL: "its prompt is computed",
+    DECODE: "its answer, a token a step",
+    WIRE: "the bag between two processes",
+    ABORT: "given up, until the core hears it",
+}
+
+
+if __name__ == "__main__":
+    from vllm_lite.console.demo import canned_run
+    from vllm_lite.console.theme import new_console
+
+    new_console().print(Totals(canned_run()))

@@ -1,0 +1,118 @@
+"""Callers as programs have them: tasks that ask the engine, read their answers each in its way, and keep a record of their own.
+
+Process: front end. Knows: EngineClient, the live screen. Does not know: options, spools. What a caller writes into client.jsonl
+comes from what it received alone, so that `vllm-lite trace check` has a second witness.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm_lite.console.live import LiveAnswers
+from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, QueueOverflowError, VLLMClientError
+from vllm_lite.frontend.protocol import EngineClient
+from vllm_lite.frontend.renderer import Prompt
+from vllm_lite.outputs import RequestOutput
+from vllm_lite.sampling_params import SamplingParams
+
+CLIENT_FILE = "client.jsonl"
+
+
+@dataclass
+class Call:
+    """What one caller wants, and its habits: `slow` seconds between two takes, gone after `leaves_after` tokens."""
+
+    number: int
+    request_id: str
+    text: str  # as shown and written down
+    params: SamplingParams
+    prompt: Prompt = ""  # as sent: `text`, or that in the model's chat format
+    slow: float = 0.0
+    leaves_after: int | None = None
+    traceparent: str | None = None
+
+
+@dataclass
+class Receipt:
+    """A caller's own account of what it got."""
+
+    request_id: str
+    prompt: str
+    token_ids: list[int] = field(default_factory=list)
+    takes: int = 0
+    text: str = ""
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    traceparent: str | None = None
+    kind: str = "aborted"  # until it is known to be finished or error
+    error: str | None = None
+
+    def take(self, output: RequestOutput) -> None:
+        """One more letter (DELTA outputs of one answer)."""
+        answer = output.outputs[0]
+        self.takes += 1
+        self.token_ids += answer.token_ids
+        self.text += answer.text
+        if answer.finish_reason is not None:
+            self.finish_reason, self.stop_reason = answer.finish_reason, answer.stop_reason
+            self.kind = "aborted" if answer.finish_reason == "abort" else "finished"
+
+    @property
+    def ending(self) -> str:
+        """How it ended, for the screen."""
+        if self.error is not None:
+            return f"error: {self.error}"
+        if self.kind == "aborted":
+            return "left by its caller"
+        return f"stopped at {self.stop_reason!r}" if isinstance(self.stop_reason, str) else f"ended by {self.finish_reason}"
+
+
+class Callers:
+    """Makes calls, at most `concurrency` at a time, and appends each one's receipt to client.jsonl in `run_dir`."""
+
+    def __init__(self, engine: EngineClient, screen: LiveAnswers, run_dir: Path, concurrency: int) -> None:
+        self._engine, self._screen = engine, screen
+        self._file = run_dir / CLIENT_FILE
+        self._turns = asyncio.Semaphore(concurrency)
+        self.receipts: list[Receipt] = []
+
+    async def make(self, calls: Sequence[Call]) -> None:
+        """Make all calls and wait for their ends. One's failure is its own; cancelling this cancels them all."""
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(self._one(call), name=f"caller {call.request_id}")
+
+    async def _one(self, call: Call) -> None:
+        async with self._turns:
+            receipt = Receipt(call.request_id, call.text, traceparent=call.traceparent)
+            self._screen.begin(call.number, call.text)
+            try:
+                await self._read(call, receipt)
+            except (VLLMClientError, QueueOverflowError, EngineGenerateError, EngineDeadError) as error:
+                receipt.kind, receipt.error = "error", f"{type(error).__name__}: {error}"
+            finally:
+                self.receipts.append(receipt)
+                self._screen.end(call.number, receipt.ending)
+                with self._file.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(vars(receipt), ensure_ascii=False) + "\n")
+
+    async def _read(self, call: Call, receipt: Receipt) -> None:
+        headers = {"traceparent": call.traceparent} if call.traceparent else None
+        stream = self._engine.generate(call.prompt, call.params, call.request_id, trace_headers=headers)
+        async with aclosing(stream):
+            async for output in stream:
+                receipt.take(output)
+                answer = output.outputs[0]
+                self._screen.letter(call.number, answer.text, len(answer.token_ids))
+                if output.finished:
+                    return
+                if call.leaves_after is not None and len(receipt.token_ids) >= call.leaves_after:
+                    return
+                if call.slow:
+                    await asyncio.sleep(call.slow)

@@ -1,0 +1,64 @@
+"""The command `vllm-lite`: finds the sub-command, and turns the errors a user can meet into one line and an exit code.
+
+Process: front end. Knows: names of sub-commands. Does not know: what they do.
+Exit codes: 0 done; 1 the engine failed or a check did not hold; 2 the command line or its values were refused; 130 Ctrl-C.
+Mirrors: vllm/entrypoints/cli/main.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from vllm_lite import __version__
+from vllm_lite.entrypoints.cli import trace_check, trace_run, trace_show
+from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, EngineStartError, QueueOverflowError, VLLMClientError
+
+OK, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="vllm-lite", description="vLLM V1's engine in small, and a window on it.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"vllm-lite {__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    trace = commands.add_parser(
+        "trace",
+        help="watch tokens travel: run, show, check",
+        description="Watch tokens travel from the engine's step to their caller.",
+        allow_abbrev=False,
+    )
+    actions = trace.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
+    for module in (trace_run, trace_show, trace_check):
+        module.add_parser(actions)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (the process's own where None) and return the exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+    except (VLLMClientError, FileNotFoundError, NotADirectoryError) as error:
+        return _complain(error, REFUSED)
+    except (EngineStartError, EngineDeadError, EngineGenerateError, QueueOverflowError) as error:
+        return _complain(error, FAILED)
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read us has seen enough
+        return OK
+    return code
+
+
+def _complain(error: object, code: int) -> int:
+    print(f"vllm-lite: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""One engine for one command: started, asked, shut down, and its run looked at.
+
+Process: front end. Knows: AsyncLLM, callers, views. Does not know: options.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.text import Text
+
+from vllm_lite.console.banner import Banner, EngineFacts
+from vllm_lite.console.live import LiveAnswers
+from vllm_lite.console.theme import DIM, Screen
+from vllm_lite.engine_args import AsyncEngineArgs
+from vllm_lite.entrypoints.cli import views
+from vllm_lite.entrypoints.cli.callers import Call, Callers, Receipt
+from vllm_lite.exceptions import VLLMValidationError
+from vllm_lite.frontend.async_llm import AsyncLLM
+from vllm_lite.frontend.renderer import Prompt
+from vllm_lite.tracing.journey import Run, load_run
+
+INTERRUPTED = 130
+
+
+class Session:
+    """Use as a context: entering starts the engine and prints the banner, leaving ends every process of it.
+
+    `interrupted` is True once the user pressed Ctrl-C; what was recorded until then is still shown.
+    """
+
+    def __init__(self, console: Console, engine_args: AsyncEngineArgs, *, show_map: bool = False) -> None:
+        self.console, self._engine_args, self._show_map = console, engine_args, show_map
+        self.interrupted = False
+        self.receipts: list[Receipt] = []
+
+    def __enter__(self) -> Session:
+        """Start the engine, before there is an event loop: Ctrl-C then ends the start at once."""
+        started = time.monotonic()
+        self.console.print(Text(f"starting {self._engine_args.model} ...", DIM))
+        self.engine = AsyncLLM.from_engine_args(self._engine_args)
+        self._chat = self._has_chat_template()
+        self.run_dir = Path(self.engine.observability_config.trace_dir or "")
+        self._runner = asyncio.Runner()
+        self.console.print(Banner(self._facts(time.monotonic() - started), show_map=self._show_map))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        """Give up what is under way and end the engine."""
+        try:
+            self._runner.close()
+        finally:
+            self.engine.shutdown()
+
+    def answer(self, calls: Sequence[Call], concurrency: int) -> None:
+        """Make the calls and print their answers as they come."""
+        self._runner.run(self._answer(calls, concurrency))
+
+    async def _answer(self, calls: Sequence[Call], concurrency: int) -> None:
+        with LiveAnswers(self.console, len(calls)) as screen:
+            callers = Callers(self.engine, screen, self.run_dir, concurrency)
+            try:
+                await callers.make([dataclasses.replace(call, prompt=self._prompt(call.text)) for call in calls])
+            except asyncio.CancelledError:  # Ctrl-C; every caller has given up, and the journey so far is worth a look
+                self.interrupted = True
+            self.receipts += callers.receipts
+
+    @property
+    def exit_code(self) -> int:
+        """0 where every caller got what it wanted, 1 where one met an error, 130 after Ctrl-C."""
+        if self.interrupted:
+            return INTERRUPTED
+        return int(any(receipt.kind == "error" for receipt in self.receipts))
+
+    def recorded(self) -> Run | None:
+        """The run so far, None (and a sentence on the screen) where nothing was recorded."""
+        try:
+            return load_run(self.run_dir)
+        except FileNotFoundError as error:
+            self.console.print(Text(str(error), DIM))
+            return None
+
+    def show(self) -> None:
+        """Mailroom, waterfalls, totals, and how to see them again."""
+        if (run := self.recorded()) is not None:
+            views.mailroom(self.console, run)
+            views.requests(self.console, run)
+            views.totals(self.console, run)
+            self.look_again()
+
+    def look_again(self) -> None:
+        """The commands that show and check this run."""
+        screen = Screen.of(self.console)
+        self.console.print(screen.title("look again"))
+        for command in ("show", "check"):
+            self.console.print(Text(f"vllm-lite trace {command} {self.run_dir}"), soft_wrap=True)
+
+    def _prompt(self, text: str) -> Prompt:
+        """An instruct model is talked to in its own chat format."""
+        return [{"role": "user", "content": text}] if self._chat else text
+
+    def _has_chat_template(self) -> bool:
+        try:
+            self.engine.renderer.render_chat([{"role": "user", "content": "?"}])
+        except VLLMValidationError:
+            return False
+        return True
+
+    def _facts(self, seconds: float) -> EngineFacts:
+        ready, config = self.engine.engine_core.ready, self.engine.vllm_config
+        first = ready[0]
+        return EngineFacts(
+            model=config.model_config.served_model_name or config.model_config.model,
+            device=first.device,
+            dtype=first.dtype,
+            attention=first.attention_backend,
+            executor=config.parallel_config.distributed_executor_backend,
+            kv_blocks=sum(core.num_gpu_blocks for core in ready),
+            block_size=first.block_size,
+            kv_bytes=sum(core.kv_cache_bytes for core in ready),
+            frontend_pid=os.getpid(),
+            core_pids=[core.pid for core in ready],
+            start_seconds=seconds,
+            trace_level=config.observability_config.level,
+            run_dir=str(self.run_dir),
+        )

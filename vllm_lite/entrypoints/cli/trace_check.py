@@ -1,0 +1,102 @@
+"""`vllm-lite trace check DIR`: do the spools hold together, and do the callers say the same?
+
+Process: its own. Knows: options, how findings are printed. Does not know: the rules.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from vllm_lite.config.checks import refuse
+from vllm_lite.console.figures import count
+from vllm_lite.console.theme import DIM, ERROR, STRONG, Screen, new_console
+from vllm_lite.entrypoints.cli.callers import CLIENT_FILE
+from vllm_lite.tracing.check import ClientLine, Finding, check_run
+from vllm_lite.tracing.journey import load_run
+
+EXAMPLES = """examples:
+  vllm-lite trace check RUN                              every rule, against RUN/client.jsonl where there is one
+  vllm-lite trace check RUN --no-orphans --unique-ids    only these rules
+  vllm-lite trace check RUN --against other.jsonl        the callers' record from elsewhere
+"""
+# Flag -> the rule's name and what it demands.
+RULES = {
+    "one-end": ("one end per request", "each request that entered ended exactly once"),
+    "letters": ("letters add up", "puts == takes + staples + left"),
+    "tokens": ("tokens add up", "tokens in letters, takes and usage, and at the callers"),
+    "bags": ("bags add up", "slices and fates make up each bag"),
+    "steps": ("steps and bags", "who got a letter took part in its step"),
+    "aborts": ("aborts", "each is sent once and reaches the engine core"),
+    "no-orphans": ("no orphans", "each span has its parent"),
+    "unique-ids": ("unique span ids", "no two spans share an id"),
+    "one-root": ("one root per trace", "each trace has one root"),
+    "nesting": ("nesting", "children lie within their parents, to the nanosecond"),
+    "links": ("links", "each link points at a span of the run"),
+    "links-both-ways": ("links both ways", "steps link to their requests and back"),
+    "nothing-lost": ("nothing lost", "no record is missing but the last of a killed process"),
+}
+SHOWN = 5  # failures of one rule before the rest is counted
+
+
+def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `check` to the actions of `vllm-lite trace`."""
+    parser = actions.add_parser(
+        "check",
+        help="check that a run's records hold together",
+        description="Compare the spools of a run with themselves and with what the callers wrote. Exits with 1 where a rule "
+        "does not hold. Without a rule's flag every rule is applied.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("dir", metavar="DIR", help="the run directory")
+    parser.add_argument("--against", metavar="FILE", help=f"the callers' own record; DIR/{CLIENT_FILE} where that exists")
+    rules = parser.add_argument_group("rules")
+    for flag, (_, demand) in RULES.items():
+        rules.add_argument(f"--{flag}", action="append_const", dest="rules", const=flag, help=demand)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check it, print a table of counts and what broke a rule; 1 where one does not hold."""
+    loaded = load_run(args.dir)
+    client = _client(args)
+    wanted = {RULES[flag][0] for flag in args.rules or RULES}
+    findings = [finding for finding in check_run(loaded, client) if finding.rule in wanted]
+    callers = "no caller's record" if client is None else count(len(client), "caller's record", "callers' records")
+    facts = [count(len(loaded.requests), "request"), count(len(loaded.steps), "step"), count(len(loaded.bags), "bag"), callers]
+    _print(findings, facts)
+    return 0 if all(finding.ok for finding in findings) else 1
+
+
+def _client(args: argparse.Namespace) -> Sequence[ClientLine] | None:
+    path = Path(args.against or Path(args.dir) / CLIENT_FILE)
+    if not path.exists() and args.against is None:
+        return None
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except ValueError as error:
+        raise refuse("--against", str(path), f"a file of JSON lines ({error})") from None
+
+
+def _print(findings: Sequence[Finding], facts: Sequence[str]) -> None:
+    console = new_console()
+    screen = Screen.of(console)
+    console.print(screen.title("check", *facts))
+    console.print(screen.fit(Text("rule".ljust(22) + "checked".rjust(10) + "failed".rjust(8), DIM)))
+    for finding in findings:
+        line = Text().append(finding.rule.ljust(22)).append(f"{finding.checked:,}".rjust(10), DIM)
+        console.print(screen.fit(line.append(f"{len(finding.failures):,}".rjust(8), STRONG if finding.ok else ERROR)))
+        for sentence in finding.failures[:SHOWN]:
+            console.print(Text(f"    {screen.printable(sentence)}", ERROR))
+        if len(finding.failures) > SHOWN:
+            console.print(Text(f"    {screen.glyphs.gap} {len(finding.failures) - SHOWN:,} more", DIM))
+    broken = sum(not finding.ok for finding in findings)
+    verdict = f"{count(broken, 'rule')} of {len(findings)} broken" if broken else f"all {len(findings)} rules hold"
+    console.print(Text(verdict, ERROR if broken else STRONG))

@@ -1,0 +1,118 @@
+"""`vllm-lite trace run --demo`: one engine, four acts, each with the picture that it is about.
+
+Process: front end. Knows: the acts. Does not know: how an engine or a view works.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from vllm_lite.console.bag import BagView
+from vllm_lite.console.theme import Screen, request_name
+from vllm_lite.console.timeline import Overview, Waterfall
+from vllm_lite.engine_args import AsyncEngineArgs
+from vllm_lite.entrypoints.cli import views
+from vllm_lite.entrypoints.cli.callers import Call
+from vllm_lite.entrypoints.cli.session import Session
+from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
+from vllm_lite.tracing.journey import Run
+
+Picture = Callable[[Console, Run, int], None]
+
+
+class Ask(NamedTuple):
+    """One caller of an act."""
+
+    prompt: str
+    max_tokens: int
+    stop: str | None = None
+    slow: float = 0.0
+
+
+class Act(NamedTuple):
+    """What happens, what to look at, and the views that show it."""
+
+    name: str
+    caption: str
+    asks: tuple[Ask, ...]
+    pictures: tuple[Picture, ...]
+
+
+def _mailroom(console: Console, run: Run, first: int) -> None:
+    views.mailroom(console, run, first=first)
+
+
+def _waterfall(console: Console, run: Run, first: int) -> None:
+    console.print(Waterfall(run.requests[0], first))
+
+
+def _overview(console: Console, run: Run, first: int) -> None:
+    console.print(Overview(run, first=first))
+
+
+def _bag(console: Console, run: Run, first: int) -> None:
+    """The middle one under the glass."""
+    if run.bags:
+        console.print(BagView(run, run.bags[len(run.bags) // 2].sort.bag, first))
+
+
+ACTS = (
+    Act(
+        "an ordinary answer",
+        "Each step of the engine fills one bag; the clerk puts its letter into A's mailbox, and A takes it at once.",
+        (Ask("What is the capital of France?", 16),),
+        (_mailroom, _waterfall, _bag),
+    ),
+    Act(
+        "a stop string",
+        "Only the clerk sees text. It finds the stop string and tells the engine core, which may have made one letter more.",
+        (Ask("Count from one to twenty in words.", 48, stop="five"),),
+        (_mailroom,),
+    ),
+    Act(
+        "a slow reader",
+        "C takes a letter, then looks away. Letters that come meanwhile are stapled to the one in its mailbox: +1, +2, ...",
+        (Ask("Why is the sky blue?", 24, slow=0.12),),
+        (_mailroom, _waterfall),
+    ),
+    Act(
+        "two long answers at once",
+        "One step computes a token for both, and one bag carries both letters. Neither waits for the other.",
+        (Ask("Tell me a story about a postman.", 64), Ask("Explain how a bicycle stays upright.", 64)),
+        (_mailroom, _overview),
+    ),
+)
+
+
+def play_demo(console: Console, engine_args: AsyncEngineArgs) -> int:
+    """Play the acts and the totals; the exit code."""
+    screen = Screen.of(console)
+    first = 0
+    with Session(console, engine_args, show_map=True) as session:
+        for index, act in enumerate(ACTS):
+            console.print(Text())
+            console.print(screen.title(f"act {index + 1} of {len(ACTS)}: {act.name}"))
+            console.print(Text(act.caption, "italic"))
+            calls = [_call(first + i, ask) for i, ask in enumerate(act.asks)]
+            session.answer(calls, len(calls))
+            run = session.recorded()
+            if run is None or session.interrupted:
+                break
+            for picture in act.pictures:
+                picture(console, views.part(run, {call.request_id for call in calls}), first)
+            first += len(calls)
+    if (run := session.recorded()) is not None:
+        console.print(Text())
+        views.totals(console, run)
+        session.look_again()
+    return session.exit_code
+
+
+def _call(number: int, ask: Ask) -> Call:
+    params = SamplingParams(temperature=0.0, max_tokens=ask.max_tokens, stop=ask.stop, output_kind=RequestOutputKind.DELTA)
+    return Call(number, f"caller-{request_name(number)}", ask.prompt, params, slow=ask.slow)
