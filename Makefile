@@ -25,11 +25,12 @@ lint: $(VENV)/.ready-dev
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-# The demo's journey under load: 64 answers of 200 tokens, 16 at a time, then the spools against what the callers saw.
+# The journey under load: 64 answers, 16 at a time, one slow reader, three stop strings, three callers that leave; then the
+# records against what the callers saw.
 soak: $(VENV)/.ready
 	@rm -rf $(SOAK)
-	@$(BIN)/vllm-lite trace run --requests 64 --concurrency 16 --max-tokens 200 --level 3 --slow-reader 50 \
-		--stop "." --abort-after 3 --out $(SOAK)
+	@$(BIN)/vllm-lite trace run --requests 64 --concurrency 16 --max-tokens 200 --level 3 --slow-reader 50 --stop " the" \
+		--stop "." --stop "," --stop-requests 3 --abort-after 20 --abort-requests 3 --out $(SOAK)
 	@$(BIN)/vllm-lite trace check $(SOAK)
 
 bench: $(VENV)/.ready-dev
