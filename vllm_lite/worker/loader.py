@@ -42,7 +42,9 @@ def load_weights(model_config: ModelConfig, config: Any, load_format: str, devic
     another format or not the model's.
     """
     dtype = select_dtype(model_config.dtype, config.dtype, device)
-    options = {"config": config, "dtype": dtype, "attn_implementation": ATTENTION_NAME}
+    options: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": ATTENTION_NAME}
+    if dtype == torch.float64:  # the default, a grouped matrix product, has no such kernel
+        options["experts_implementation"] = "batched_mm"
     try:
         if load_format == "dummy":
             return _random_model(model_config.seed, device, options)

@@ -73,6 +73,7 @@ class ModelRunner:
         assert model_config.max_model_len is not None
         self._model = model
         self._device = device
+        self._max_model_len = model_config.max_model_len
         self._max_num_seqs = scheduler_config.max_num_seqs
         self._max_num_tokens = scheduler_config.max_num_batched_tokens
         self._block_size = vllm_config.cache_config.block_size
@@ -109,9 +110,9 @@ class ModelRunner:
     @torch.inference_mode()
     def profile(self) -> None:
         """The largest step's forward pass without a KV cache, for its memory alone."""
-        positions = torch.arange(self._max_num_tokens, device=self._device)
+        rows = torch.arange(self._max_num_tokens, device=self._device)
         with attention_noted(self._model):
-            logits = self._forward(torch.zeros_like(positions), positions, positions[: self._max_num_seqs])
+            logits = self._forward(torch.zeros_like(rows), rows % self._max_model_len, rows[: self._max_num_seqs])
         logits.float().softmax(-1).cumsum(-1, dtype=torch.float64)  # what sampling takes at most
 
     def warm_up(self) -> None:

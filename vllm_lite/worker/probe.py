@@ -116,18 +116,16 @@ def _check_layer_type(config: Any, layer_type: str, max_model_len: int) -> None:
 
 
 def _check_rope(config: Any, max_model_len: int) -> None:
-    """RoPE whose frequencies change with the longest position of the batch would let one request change the others."""
+    """LongRoPE changes its frequencies with the longest position of the batch, so one request would change the others. (Dynamic
+    RoPE does so too, but only beyond max_position_embeddings, where no request gets.)"""
     parameters = getattr(config, "rope_parameters", None) or {}
-    kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    for rope in kinds:
-        rope_type = str(rope.get("rope_type", "default"))
-        if rope_type == "longrope" or "dynamic" in rope_type:
-            limit = rope.get("original_max_position_embeddings") or config.max_position_embeddings
-            if max_model_len > limit:
-                raise UnsupportedModelError(
-                    f"{config.model_type} has {rope_type} position embeddings that change for the whole batch once one request "
-                    f"passes {limit} tokens: set --max-model-len to at most {limit}"
-                )
+    for rope in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
+        limit = rope.get("original_max_position_embeddings")
+        if rope.get("rope_type") == "longrope" and max_model_len > limit:
+            raise UnsupportedModelError(
+                f"{config.model_type} has position embeddings that change for the whole batch once one request passes {limit} "
+                f"tokens: set --max-model-len to at most {limit}"
+            )
 
 
 @torch.inference_mode()

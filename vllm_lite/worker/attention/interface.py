@@ -53,6 +53,11 @@ class PagedLayer:
     scaling: float = 1.0
     sinks: torch.Tensor | None = None
 
+    @property
+    def plain(self) -> bool:
+        """True where softmax(query @ keys) @ values is all there is to it."""
+        return self.softcap is None and self.sinks is None
+
     def __call__(
         self,
         query: torch.Tensor,

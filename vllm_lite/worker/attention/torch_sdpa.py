@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from vllm_lite.wire.kv_cache_interface import FullAttentionSpec
 from vllm_lite.worker.attention.interface import AttentionBackend, PagedLayer
@@ -23,6 +24,8 @@ from vllm_lite.worker.attention.metadata import AttentionMetadata
 
 # Slots gathered at once: small enough for the copy to stay in the CPU's cache until it is read.
 GROUP_SLOTS = 8192
+# Up to this many decodes torch's own kernel is faster than two matrix products and a softmax; beyond, much slower.
+FEW_DECODES = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +84,7 @@ class TorchSdpaBackend(AttentionBackend):
         """See AttentionBackend.attend."""
         layer.key_cache.index_copy_(1, self._slot_mapping, key)
         layer.value_cache.index_copy_(1, self._slot_mapping, value)
-        kind = LayerKind(layer.sliding_window, key.shape[0], layer.softcap is None and layer.sinks is None)
+        kind = LayerKind(layer.sliding_window, key.shape[0], layer.plain)
         if kind not in self._plans:
             self._plans[kind] = self._plan(kind)
         groups, chunks = self._plans[kind]
@@ -96,7 +99,9 @@ class TorchSdpaBackend(AttentionBackend):
 
     def _plan(self, kind: LayerKind) -> tuple[list[DecodeGroup], list[Chunk]]:
         meta = self._metadata
-        groups = [self._decode_group(rows, kind) for rows in group_by_length(meta.seq_lens[: meta.num_decodes])]
+        lengths = meta.seq_lens[: meta.num_decodes]
+        lengths = lengths if kind.window is None else np.minimum(lengths, kind.window)
+        groups = [self._decode_group(rows, kind) for rows in group_by_length(lengths)]
         return groups, [self._chunk(request, kind) for request in range(meta.num_decodes, meta.num_reqs)]
 
     def _decode_group(self, rows: npt.NDArray[np.int64], kind: LayerKind) -> DecodeGroup:
@@ -143,10 +148,14 @@ def _decode(layer: PagedLayer, group: DecodeGroup, query: torch.Tensor) -> torch
     keys = layer.key_cache.index_select(1, group.slots).view(kv_heads * count, group.length, -1)
     values = layer.value_cache.index_select(1, group.slots).view(kv_heads * count, group.length, -1)
     packed = query.reshape(kv_heads, -1, count, width).transpose(1, 2).reshape(kv_heads * count, -1, width)
-    sinks = None
-    if layer.sinks is not None:
-        sinks = layer.sinks.view(kv_heads, 1, -1, 1).expand(-1, count, -1, -1).reshape(kv_heads * count, -1, 1)
-    out = _softmax_attention(layer, packed, keys, values, mask=group.mask, sinks=sinks)
+    if layer.plain and count <= FEW_DECODES:
+        mask = None if group.mask is None else group.mask[None]
+        out = scaled_dot_product_attention(packed[None], keys[None], values[None], attn_mask=mask, scale=layer.scaling)[0]
+    else:
+        sinks = None
+        if layer.sinks is not None:
+            sinks = layer.sinks.view(kv_heads, 1, -1, 1).expand(-1, count, -1, -1).reshape(kv_heads * count, -1, 1)
+        out = _softmax_attention(layer, packed, keys, values, mask=group.mask, sinks=sinks)
     return out.view(kv_heads, count, -1, out.shape[2]).transpose(0, 1).reshape(count, heads, -1)
 
 
@@ -154,8 +163,8 @@ def _prefill(layer: PagedLayer, chunk: Chunk, query: torch.Tensor, key: torch.Te
     """n tokens of one sequence: query [H, n, D], returns [n, H, Dv]."""
     if chunk.slots is not None:
         key, value = layer.key_cache.index_select(1, chunk.slots), layer.value_cache.index_select(1, chunk.slots)
-    if layer.softcap is None and layer.sinks is None:
-        out = torch.nn.functional.scaled_dot_product_attention(
+    if layer.plain:
+        out = scaled_dot_product_attention(
             query[None],
             key[None],
             value[None],
