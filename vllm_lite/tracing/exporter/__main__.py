@@ -113,11 +113,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--death-fd", type=int, help="read end of a pipe; its end of file means that the engine's owner is gone"
     )
-    parser.add_argument("--otlp-traces-endpoint")
+    parser.add_argument("--endpoint", help="before the OTEL_EXPORTER_OTLP_* variables")
     parser.add_argument("--keep", action="store_true", help="keep the spools after they were exported")
     args = parser.parse_args(argv)
     try:
-        settings, limits = read_settings(os.environ, args.otlp_traces_endpoint), Limits.read(os.environ)
+        settings, limits = read_settings(os.environ, args.endpoint), Limits.read(os.environ)
     except VLLMValidationError as error:
         print(f"vllm-lite exporter: {error}", file=sys.stderr)
         return 2

@@ -28,7 +28,7 @@ class ExporterProcess:
         self.settings = check_environment(endpoint)
         read_end, self._alive = os.pipe()
         command = [sys.executable, "-m", "vllm_lite.tracing.exporter", str(run_dir), "--death-fd", str(read_end)]
-        command += ["--otlp-traces-endpoint", endpoint] if endpoint else []
+        command += ["--endpoint", endpoint] if endpoint else []
         command += ["--keep"] if keep else []
         # A session of its own: Ctrl-C in the terminal ends the engine, and the exporter sends what that leaves behind.
         self._child = subprocess.Popen(command, pass_fds=(read_end,), stdin=subprocess.DEVNULL, start_new_session=True)

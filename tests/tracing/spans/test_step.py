@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from tests.tracing import make
+from vllm_lite.tracing.journey import Run
+from vllm_lite.tracing.spans import Kind, Link, step_spans
+
+
+def test_the_tree_of_a_step(canned: Run) -> None:
+    spans = step_spans(canned.steps[3])
+    names = {span.span_id: span.name for span in spans}
+    assert [(names.get(span.parent_span_id or ""), span.name, span.kind.name, span.process.role) for span in spans] == [
+        (None, "engine_core.step", "INTERNAL", "engine-core"),
+        ("engine_core.step", "scheduler.schedule", "INTERNAL", "engine-core"),
+        ("engine_core.step", "executor.execute_model", "CLIENT", "engine-core"),
+        ("executor.execute_model", "worker.execute_model", "SERVER", "worker"),
+        ("worker.execute_model", "worker.prepare", "INTERNAL", "worker"),
+        ("worker.execute_model", "worker.forward", "INTERNAL", "worker"),
+        ("worker.execute_model", "worker.sample", "INTERNAL", "worker"),
+        ("engine_core.step", "scheduler.update_from_output", "INTERNAL", "engine-core"),
+        ("engine_core.step", "send engine_core.outputs", "PRODUCER", "engine-core"),
+        ("send engine_core.outputs", "process engine_core.outputs", "CONSUMER", "frontend"),
+        ("process engine_core.outputs", "output_processor.slice", "INTERNAL", "frontend"),
+        ("process engine_core.outputs", "send engine_core.abort", "PRODUCER", "frontend"),
+    ]
+
+
+def test_a_step_links_to_each_request_in_it(canned: Run) -> None:
+    root = step_spans(canned.steps[1])[0]
+    requests = {request.accept.external_id: request.accept for request in canned.requests}
+    assert root.links == [
+        Link(requests[name].trace_id, requests[name].span_id, {"vllm_lite.request.id": name, "vllm_lite.num_tokens": tokens})
+        for name, tokens in (("ann", 1), ("bob", 1), ("cleo", 17))
+    ]
+    assert root.attributes == {
+        "vllm_lite.step.index": 1,
+        "vllm_lite.num_requests": 3,
+        "vllm_lite.num_prefill": 1,
+        "vllm_lite.num_tokens": 19,
+        "vllm_lite.num_running": 3,
+        "vllm_lite.num_waiting": 0,
+        "vllm_lite.kv.usage": 0.25,
+        "vllm_lite.preempted": 0,
+    }
+
+
+def test_a_step_lasts_until_its_last_bag_was_sent() -> None:
+    core = make.core()
+    step = make.step(
+        (core, make.schedule(0, 10, {})),
+        (core, make.update(0, 20, 25)),
+        (core, make.send(0, 30)),
+        (core, make.send(0, 40, client=1)),
+    )
+    root, *rest = step_spans(step)
+    assert (root.start, root.end) == (10, 42)
+    assert [(span.start, span.end) for span in rest if span.kind is Kind.PRODUCER] == [(30, 32), (40, 42)]
+
+
+def test_two_samples_of_one_request_are_one_link() -> None:
+    front, core = make.front(), make.core()
+    step = make.step(
+        (front, make.accept()),
+        (front, make.post()),
+        (front, make.post(sample=1)),
+        (core, make.receive(req=1, internal_id="1_0")),
+        (core, make.receive(req=2, internal_id="1_1")),
+        (core, make.schedule(0, 50, {1: 5, 2: 6})),
+    )
+    assert [link.attributes["vllm_lite.num_tokens"] for link in step_spans(step)[0].links] == [11]
+
+
+def test_without_the_front_ends_spool_a_step_links_to_the_stay() -> None:
+    core = make.core()
+    step = make.step((core, make.receive()), (core, make.schedule(0, 50, {1: 5, 2: 5})))
+    links = step_spans(step)[0].links
+    assert links == [Link(make.TRACE, f"d{1:015x}", {"vllm_lite.request.id": "1_0", "vllm_lite.num_tokens": 5})]
+
+
+def test_device_time_is_in_seconds_and_absent_where_unknown() -> None:
+    core, worker = make.core(), make.worker()
+    work = make.work(0, 16, 24)
+    begun = [(core, make.schedule(0, 10, {})), (core, make.execute(0, 15, 25))]
+    [without] = [span for span in step_spans(make.step(*begun, (worker, work))) if span.name == "worker.execute_model"]
+    assert "vllm_lite.device_time" not in without.attributes
+    work.device_ns = 2_500_000
+    [measured] = [span for span in step_spans(make.step(*begun, (worker, work))) if span.name == "worker.execute_model"]
+    assert measured.attributes["vllm_lite.device_time"] == 0.0025
+
+
+def test_a_step_during_which_the_engine_died() -> None:
+    core = make.core()
+    root = step_spans(make.step((core, make.schedule(0, 10, {})), (core, make.execute(0, 15, 25))))[0]
+    assert (root.attributes["error.type"], root.attributes["vllm_lite.incomplete"], root.end) == ("engine_dead", True, 25)
+    alive = make.core(alive=True)
+    assert step_spans(make.step((alive, make.schedule(0, 10, {}))))[0].error is None
