@@ -174,8 +174,8 @@ def test_what_is_forgotten_is_gone_and_holds_on_to_nothing() -> None:
     [request], [step] = assembler.requests.values(), assembler.steps.values()
     assembler.forget_request(request)
     assembler.forget_step(step)
-    assert not (assembler.requests or assembler.stays or assembler.steps)
-    assert not (assembler._posted or assembler._received or assembler._steps_by_number or assembler._early)
-    assert not (step.stays or step.bags[0].letters or len(request.letters) or request.stays[0].spells)
+    tables = (assembler.requests, assembler.stays, assembler.steps, assembler._posted, assembler._received)
+    assert [len(table) for table in (*tables, assembler._steps_by_number, assembler._early)] == [0] * 7
+    assert [len(held) for held in (step.stays, step.bags[0].letters, request.letters, request.stays[0].spells)] == [0] * 4
     assembler.feed(front, rec.Takes([1], [80], [1], [0]))
     assert assembler.unclaimed == 1

@@ -79,7 +79,7 @@ def _span(span: Span) -> dict[str, Any]:
         "droppedEventsCount": span.dropped_events,
         "links": [_link(link) for link in span.links],
         "droppedLinksCount": span.dropped_links,
-        "status": None if span.error is None else {"code": _ERROR, "message": span.error},
+        "status": {} if span.error is None else {"code": _ERROR, "message": span.error},
     }
     return {name: value for name, value in fields.items() if value not in (None, [], 0)}
 

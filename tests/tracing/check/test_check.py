@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from vllm_lite.tracing.check import check_run, read_client
+from vllm_lite.tracing.journey import Run
+
+
+def test_every_rule_is_applied(canned: Run, canned_dir: Path) -> None:
+    findings = check_run(canned, read_client(canned_dir))
+    assert [finding.rule for finding in findings] == [
+        "one end per request",
+        "letters add up",
+        "tokens add up",
+        "bags add up",
+        "steps and bags",
+        "aborts",
+        "no orphans",
+        "unique span ids",
+        "one root per trace",
+        "nesting",
+        "links",
+        "links both ways",
+        "nothing lost",
+    ]
+    assert all(finding.ok and finding.checked for finding in findings)
+
+
+def test_the_callers_record(tmp_path: Path) -> None:
+    assert read_client(tmp_path) is None
+    (tmp_path / "client.jsonl").write_text(json.dumps({"request_id": "a"}) + "\n\n" + json.dumps({"request_id": "b"}) + "\n")
+    assert read_client(tmp_path) == [{"request_id": "a"}, {"request_id": "b"}]

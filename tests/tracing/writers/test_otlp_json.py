@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+
+from tests.tracing import make
+from vllm_lite.tracing.exporter.otlp import Converter
+from vllm_lite.tracing.journey import Run
+from vllm_lite.tracing.spans import Event, Kind, Link, Span, run_spans
+from vllm_lite.tracing.writers import otlp_json
+from vllm_lite.tracing.writers.otlp_json import otlp_request, write_otlp_json
+
+
+def parse(line: str) -> TracesData:
+    """As strict a reading as there is: an unknown field or a wrong type is an error. Ids are hex in OTLP, base64 in protobuf."""
+    return json_format.Parse(json.dumps(_base64_ids(json.loads(line))), TracesData(), ignore_unknown_fields=False)
+
+
+def _base64_ids(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_base64_ids(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    names = ("traceId", "spanId", "parentSpanId")
+    return {
+        k: json_format.base64.b64encode(bytes.fromhex(v)).decode() if k in names else _base64_ids(v) for k, v in value.items()
+    }
+
+
+def by_id(data: Any) -> dict[str, Any]:
+    return {span.span_id.hex(): span for r in data.resource_spans for s in r.scope_spans for span in s.spans}
+
+
+@pytest.mark.parametrize("name", ["run.otlp.jsonl", "run.otlp.jsonl.gz"])
+def test_every_line_is_an_export_request(canned: Run, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp_json, "LINE_SPANS", 50)
+    spans = list(run_spans(canned))
+    assert write_otlp_json(spans, tmp_path / name, {}) == len(spans) == 153
+    raw = (tmp_path / name).read_bytes()
+    lines = (gzip.decompress(raw) if name.endswith(".gz") else raw).decode().splitlines()
+    assert len(lines) == 4
+    ids = [span_id for line in lines for span_id in by_id(parse(line))]
+    assert sorted(ids) == sorted(span.span_id for span in spans)
+
+
+def test_it_says_what_the_official_encoder_says(canned: Run, dead: Run) -> None:
+    for run in (canned, dead):
+        spans = list(run_spans(run))
+        ours = by_id(parse(json.dumps(otlp_request(spans, {}))))
+        converter = Converter({})
+        theirs = by_id(encode_spans([converter.convert(span) for span in spans]))
+        assert ours.keys() == theirs.keys()
+        for span_id, span in ours.items():
+            official = theirs[span_id]
+            for link in (*span.links, *official.links):
+                link.flags &= 0x300
+            span.flags &= 0x300
+            assert span == official
+
+
+def test_every_kind_of_value() -> None:
+    span = Span(
+        make.core(),
+        "a" * 32,
+        "b" * 16,
+        "c" * 16,
+        "x",
+        Kind.CLIENT,
+        1_767_225_600_000_000_001,
+        1_767_225_600_000_000_002,
+        attributes={"s": "é", "b": False, "i": 1 << 60, "f": 0.5, "l": ["a", "b"], "n": [1, 2]},
+        events=[Event("e", 7, {"zero": 0})],
+        links=[Link("d" * 32, "e" * 16, {"k": "v"})],
+        error="it broke",
+        tracestate="a=1,b=2",
+        dropped_events=3,
+    )
+    [parsed] = by_id(parse(json.dumps(otlp_request([span], {"OTEL_SERVICE_NAME": "me"})))).values()
+    assert (parsed.start_time_unix_nano, parsed.end_time_unix_nano) == (span.start, span.end)
+    assert (parsed.kind, parsed.status.code, parsed.status.message) == (3, 2, "it broke")
+    assert (parsed.trace_state, parsed.dropped_events_count) == ("a=1,b=2", 3)
+    values = {item.key: item.value for item in parsed.attributes}
+    assert (values["s"].string_value, values["i"].int_value, values["f"].double_value) == ("é", 1 << 60, 0.5)
+    assert values["b"].WhichOneof("value") == "bool_value"
+    assert [item.string_value for item in values["l"].array_value.values] == ["a", "b"]
+    assert [item.int_value for item in values["n"].array_value.values] == [1, 2]
