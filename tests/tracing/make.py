@@ -131,10 +131,8 @@ def abort(req: int = 1, t: int = 50, reason: str = "client_disconnect", **fields
     return rec.Abort(req=req, t=t, reason=reason, **(defaults | fields))
 
 
-def receive_abort(
-    t: int = 60, reason: str = "client_disconnect", ids: Iterable[str] = ("1_0",), req: int = 1
-) -> rec.ReceiveAbort:
-    header = f"00-{TRACE}-9{req:015x}-01"
+def receive_abort(t: int = 60, reason: str = "client_disconnect", ids: Iterable[str] = ("1_0",)) -> rec.ReceiveAbort:
+    header = f"00-{TRACE}-9{1:015x}-01"
     return rec.ReceiveAbort(list(ids), reason, t, dict.fromkeys(ids, header))
 
 

@@ -53,4 +53,5 @@ def test_a_death() -> None:
     span = death_span(make.front(), EngineDead(1, 500))
     assert (span.name, span.start, span.end, span.error) == ("engine_core.death", 500, 500, "the engine core died")
     assert span.attributes == {"vllm_lite.engine_index": 1, "error.type": "engine_dead"}
-    assert list(life_spans([], [(make.front(), EngineDead(1, 500))], None))[0].span_id == span.span_id
+    [same] = life_spans([], [(make.front(), EngineDead(1, 500))], None)
+    assert same.span_id == span.span_id

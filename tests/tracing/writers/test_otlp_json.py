@@ -19,7 +19,7 @@ from vllm_lite.tracing.writers.otlp_json import otlp_request, write_otlp_json
 
 
 def parse(line: str) -> TracesData:
-    """As strict a reading as there is: an unknown field or a wrong type is an error. Ids are hex in OTLP, base64 in protobuf."""
+    """A strict reading: an unknown field or a wrong type is an error. Ids are hex in OTLP, base64 in protobuf."""
     return json_format.Parse(json.dumps(_base64_ids(json.loads(line))), TracesData(), ignore_unknown_fields=False)
 
 
