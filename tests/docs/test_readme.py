@@ -44,6 +44,6 @@ def shown_commands() -> list[list[str]]:
 
 @pytest.mark.parametrize("command", shown_commands(), ids=" ".join)
 def test_shown_commands_are_understood(command: list[str]) -> None:
-    from vllm_lite.entrypoints.cli.main import make_parser
+    from vllm_lite.entrypoints.cli.main import build_parser
 
-    make_parser().parse_args(command)
+    build_parser().parse_args(command)
