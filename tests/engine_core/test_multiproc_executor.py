@@ -143,7 +143,7 @@ def test_a_worker_that_cannot_be_built_says_why_and_takes_the_others_with_it() -
     children = set(psutil.Process().children())
     with pytest.raises(UnsupportedModelError, match="not for rank 1"):
         MultiprocExecutor(make_config(2, "tests.engine_core.test_multiproc_executor.PickyWorker"))
-    with pytest.raises(RuntimeError, match="worker [01] cannot start: ModuleNotFoundError"):
+    with pytest.raises(RuntimeError, match=r"worker [01] cannot start: ModuleNotFoundError"):
         MultiprocExecutor(make_config(2, "no_such_module.Worker"))
     with pytest.raises(RuntimeError, match="worker 1 ended with exit code 3"):
         MultiprocExecutor(make_config(2, "tests.engine_core.test_multiproc_executor.DyingWorker"))

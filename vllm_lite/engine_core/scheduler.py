@@ -137,7 +137,7 @@ class Scheduler:
             if blocks is None:
                 blocks = self._make_room(request, count, plan)
                 if blocks is None:
-                    return
+                    continue  # it went itself, and another request stands at its index
                 index = running.index(request)
             if blocks is not nothing_new:
                 plan.new_block_ids[request.request_id] = blocks.get_block_ids()
