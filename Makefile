@@ -23,7 +23,7 @@ lint: $(VENV)/.ready-dev
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/lint-imports --no-logo --no-cache
 
 # The journey under load: 64 answers, 16 at a time, one slow reader, three stop strings, three callers that leave; then the
 # records against what the callers saw.
