@@ -14,7 +14,10 @@ from vllm_lite.tracing.stations import STATIONS
 
 KINDS = {kind.__name__: kind for kind in get_args(records.AnyRecord)}
 PLACES_OF_STATIONS = {"frontend": "frontend", "engine-core": "engine_core", "worker": "worker"}
-OWNED = {"tracing/request_trace.py": "frontend"}  # one request's notes, kept by the front end
+ELSEWHERE = {
+    "Execute": "engine_core",  # the executor's own view of the worker's station
+    "Takes": "tracing",  # the recorder collects takes as columns and makes one record of them
+}
 
 
 def sites() -> dict[str, list[str]]:
@@ -53,9 +56,8 @@ def test_a_kind_has_one_call_site(kind: str) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].STATION])
 def test_a_kind_is_made_in_its_stations_process(kind: str) -> None:
     station = STATIONS[KINDS[kind].STATION]
-    folders = {OWNED.get(name, name.split("/")[0]) for name in sites()[kind]}
-    expected = {"Execute": "engine_core"}  # the executor's own view of the worker's station
-    assert folders == {expected.get(kind, PLACES_OF_STATIONS[station.process])}
+    folders = {name.split("/")[0] for name in sites()[kind]}
+    assert folders == {ELSEWHERE.get(kind, PLACES_OF_STATIONS[station.process])}
 
 
 def test_every_station_has_a_record() -> None:

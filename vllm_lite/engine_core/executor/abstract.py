@@ -6,6 +6,7 @@ Mirrors: vllm/v1/executor/abstract.py
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,6 +17,11 @@ from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 
 FailureCallback = Callable[[], None]
+_CLASSES = {  # by name, since each imports this module, and only the one that is asked for is wanted
+    "uni": ("vllm_lite.engine_core.executor.uniproc_executor", "UniProcExecutor"),
+    "mp": ("vllm_lite.engine_core.executor.multiproc_executor", "MultiprocExecutor"),
+    "toy": ("vllm_lite.engine_core.executor.toy", "ToyExecutor"),
+}
 
 
 class Executor(ABC):
@@ -33,18 +39,9 @@ class Executor(ABC):
     @staticmethod
     def get_class(vllm_config: VllmConfig) -> type[Executor]:
         """The executor class that `parallel_config.distributed_executor_backend` names."""
-        backend = vllm_config.parallel_config.distributed_executor_backend
-        if backend == "toy":
-            from vllm_lite.engine_core.executor.toy import ToyExecutor
-
-            return ToyExecutor
-        if backend == "mp":
-            from vllm_lite.engine_core.executor.multiproc_executor import MultiprocExecutor
-
-            return MultiprocExecutor
-        from vllm_lite.engine_core.executor.uniproc_executor import UniProcExecutor
-
-        return UniProcExecutor
+        module, name = _CLASSES[vllm_config.parallel_config.distributed_executor_backend]
+        executor_class: type[Executor] = getattr(importlib.import_module(module), name)
+        return executor_class
 
     @abstractmethod
     def get_kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
