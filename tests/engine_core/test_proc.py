@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.engine_core.core_process import VOCAB_SIZE, WAIT_S, CoreProcess, add_letter, toy_config
+from vllm_lite.config import VllmConfig
 from vllm_lite.engine_core.executor.toy import expected_tokens
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
@@ -275,6 +276,76 @@ def test_sigterm_while_starting_ends_it() -> None:
         core.receive(core.handshake)  # HELLO: from here on it waits for an answer
         core.child.send_signal(signal.SIGTERM)
         assert core.wait() == 128 + signal.SIGTERM
+
+
+def mp_config(worker_cls: str = "vllm_lite.engine_core.executor.toy.ToyWorker", **additional: Any) -> VllmConfig:
+    config = toy_config(worker_cls=worker_cls, **additional)
+    config.parallel_config.distributed_executor_backend = "mp"
+    config.parallel_config.world_size = 2
+    return config
+
+
+def workers_of(core: CoreProcess) -> list[psutil.Process]:
+    workers = psutil.Process(core.child.pid).children()
+    assert len(workers) == 2
+    return workers
+
+
+def test_with_worker_processes_tokens_are_the_same_and_nothing_is_left() -> None:
+    with CoreProcess(mp_config()) as core:
+        core.start()
+        workers = workers_of(core)
+        core.add("a", PROMPT)
+        assert core.answers("a")["a"] == (expected_tokens(PROMPT, 5), "length", None)
+        core.stop()
+        assert psutil.wait_procs(workers, 5)[1] == []
+
+
+@pytest.mark.parametrize("when", ["idle", "busy"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_death_of_a_worker_is_the_engines(victim: int, when: str) -> None:
+    with CoreProcess(mp_config(toy_step_time=0.02)) as core:
+        core.start()
+        workers = workers_of(core)
+        if when == "busy":
+            core.add("a", PROMPT, SamplingParams(max_tokens=200))
+            core.bag()
+        workers[victim].kill()
+        while core.receive(core.outputs[0]) != [ENGINE_CORE_DEAD]:
+            pass
+        assert core.wait() == 1
+        assert psutil.wait_procs(workers, 5)[1] == []
+        assert core.child.stderr is not None
+        assert f"worker {victim} ended with exit code -9" in core.child.stderr.read()
+
+
+@pytest.mark.parametrize("how", ["sigkill", "death pipe"])
+def test_workers_end_with_the_core(how: str) -> None:
+    with CoreProcess(mp_config(toy_step_time=0.02)) as core:
+        core.start()
+        workers = workers_of(core)
+        core.add("a", PROMPT, SamplingParams(max_tokens=200))
+        core.bag()
+        if how == "sigkill":
+            core.child.kill()
+        else:
+            os.close(core.death_pipe)
+            core.death_pipe = -1
+        core.wait()
+        assert psutil.wait_procs(workers, 5)[1] == []
+
+
+def test_sigterm_while_workers_start_leaves_none() -> None:
+    config = mp_config(worker_cls="tests.engine_core.slow_worker.SlowWorker")
+    with CoreProcess(config) as core:
+        core.shake_hands()
+        core_process = psutil.Process(core.child.pid)
+        workers: list[psutil.Process] = []
+        while len(workers) < 2:
+            workers = core_process.children()
+        core.child.send_signal(signal.SIGTERM)
+        assert core.wait() == 128 + signal.SIGTERM
+        assert psutil.wait_procs(workers, 5)[1] == []
 
 
 PARENT = """

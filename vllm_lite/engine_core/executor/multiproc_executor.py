@@ -8,6 +8,7 @@ Mirrors: vllm/v1/executor/multiproc_executor.py
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import subprocess
@@ -28,6 +29,8 @@ from vllm_lite.wire.serial_utils import MsgpackDecoder, MsgpackEncoder
 from vllm_lite.wire.shm_broadcast import MessageQueue, QueueCancelledError
 from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 from vllm_lite.wire.worker_rpc import WorkerCall, WorkerReply
+
+logger = logging.getLogger(__name__)
 
 EXECUTE_MODEL_TIMEOUT_S = 300.0
 SHUTDOWN_GRACE_S = 4.0
@@ -241,6 +244,7 @@ class MultiprocExecutor(Executor):
         with self._lock:
             self._failure = f"worker {ended[0].rank} ended with exit code {ended[0].process.wait()}"
             callback = self._failure_callback
+        logger.error("%s", self._failure)
         for worker in self._workers:
             worker.reader.cancel()
         self._calls.cancel()

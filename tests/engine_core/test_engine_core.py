@@ -1,0 +1,181 @@
+"""The order of a step, and what may happen in between."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from tests.engine_core.core_process import VOCAB_SIZE, add_letter, toy_config
+from vllm_lite.engine_core.core import EngineCore, EngineCoreProc
+from vllm_lite.engine_core.executor.toy import DEFAULT_BLOCKS, ToyExecutor, expected_tokens
+from vllm_lite.exceptions import VLLMValidationError
+from vllm_lite.pooling_params import PoolingParams
+from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.wire.messages import EngineCoreAbort, EngineCoreOutputs, FinishReason
+from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
+
+PROMPT = list(b"the quick brown fox")
+
+
+def add(core: EngineCore, request_id: str, prompt: list[int], **params: Any) -> None:
+    core.add_request(core.preprocess_add_request(add_letter(request_id, prompt, SamplingParams(**params))))
+
+
+def run(core: EngineCore) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {}
+    while core.scheduler.has_requests():
+        bags, _ = core.step()
+        for bag in bags.values():
+            for row in bag.outputs:
+                tokens.setdefault(row.request_id, []).extend(row.new_token_ids)
+    return tokens
+
+
+def test_steps_until_nothing_is_left() -> None:
+    core = EngineCore(toy_config(), ToyExecutor)
+    assert core.step() == ({}, False)
+    add(core, "a", PROMPT, max_tokens=5)
+    add(core, "b", [1, 2], max_tokens=2)
+    bags, ran = core.step()
+    assert ran
+    assert [row.request_id for row in bags[0].outputs] == ["a", "b"]
+    assert run(core) == {"a": expected_tokens(PROMPT, 5)[1:], "b": expected_tokens([1, 2], 2)[1:]}
+    core.shutdown()
+    core.shutdown()
+
+
+def test_the_step_that_only_brings_news_to_the_worker_did_not_run_the_model() -> None:
+    core = EngineCore(toy_config(), ToyExecutor)
+    add(core, "a", PROMPT, max_tokens=1)
+    assert core.step()[1]
+    assert not core.step()[1]
+    assert core.model_executor.worker._requests == {}
+
+
+def test_blocks_are_measured_unless_the_configuration_fixes_them() -> None:
+    config = toy_config()
+    assert EngineCore(config, ToyExecutor).kv_cache_config.num_blocks == config.cache_config.num_gpu_blocks == 100
+    config = toy_config()
+    config.cache_config.num_gpu_blocks_override = None
+    assert EngineCore(config, ToyExecutor).kv_cache_config.num_blocks == DEFAULT_BLOCKS
+    config = toy_config()
+    config.cache_config.num_gpu_blocks_override = None
+    config.cache_config.kv_cache_memory_bytes = 70 * 4 * 8
+    assert EngineCore(config, ToyExecutor).kv_cache_config.num_blocks == 70
+
+
+class Watched(ToyExecutor):
+    """Counts shutdowns; `during_step` runs while the model does."""
+
+    shutdowns = 0
+    core: EngineCore | None = None
+    during_step: Any = None
+
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, non_block: bool = False
+    ) -> ModelRunnerOutput | Future[ModelRunnerOutput | None] | None:
+        if self.during_step is not None:
+            self.during_step()
+        return super().execute_model(scheduler_output, non_block)
+
+    def shutdown(self) -> None:
+        type(self).shutdowns += 1
+        super().shutdown()
+
+
+def test_a_core_that_cannot_be_built_frees_its_executor() -> None:
+    config = toy_config()
+    config.model_config.max_model_len = 1000
+    before = Watched.shutdowns
+    with pytest.raises(VLLMValidationError, match="max_model_len"):
+        EngineCore(config, Watched)
+    assert Watched.shutdowns == before + 1
+
+
+def test_an_abort_that_arrives_while_the_model_runs_wins_over_the_last_token() -> None:
+    core = EngineCore(toy_config(), Watched)
+    executor = core.model_executor
+    assert isinstance(executor, Watched)
+    executor.during_step = lambda: core.aborts_queue.put(EngineCoreAbort(["a", "a", "unknown"]))
+    add(core, "a", PROMPT, max_tokens=1)
+    add(core, "b", PROMPT, max_tokens=1)
+    bags, _ = core.step()
+    assert [(row.request_id, row.finish_reason) for row in bags[0].outputs] == [("b", FinishReason.LENGTH)]
+    assert core.scheduler.get_num_unfinished_requests() == 0
+
+
+def test_aborting_returns_those_that_were_here() -> None:
+    core = EngineCore(toy_config(), ToyExecutor)
+    add(core, "a", PROMPT)
+    add(core, "b", PROMPT)
+    assert [request.request_id for request in core.abort_requests(["b", "unknown", "b"])] == ["b"]
+    assert [request.request_id for request in core.abort_requests(None)] == ["a"]
+    assert core.abort_requests(["a"]) == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ([], "at least one token"),
+        ([VOCAB_SIZE], rf"token ids in \[0, {VOCAB_SIZE}\); got {VOCAB_SIZE}"),
+        ([3, -1], r"got -1"),
+        ([1] * 256, "at most 255 tokens long; got '256 tokens'"),
+    ],
+)
+def test_a_prompt_that_would_hurt_its_step_is_refused(prompt: list[int], words: str) -> None:
+    core = EngineCore(toy_config(), ToyExecutor)
+    with pytest.raises(VLLMValidationError, match=words) as caught:
+        core.preprocess_add_request(add_letter("r", prompt))
+    assert caught.value.parameter == "prompt_token_ids"
+
+
+def test_the_longest_prompts_leave_room_for_one_token_or_for_none_where_none_is_made() -> None:
+    core = EngineCore(toy_config(), ToyExecutor)
+    assert core.preprocess_add_request(add_letter("r", [1] * 255)).num_tokens == 255
+    letter = add_letter("p", [1] * 256)
+    letter.sampling_params, letter.pooling_params = None, PoolingParams()
+    assert core.preprocess_add_request(letter).num_tokens == 256
+
+
+def test_a_request_has_exactly_one_kind_of_parameters() -> None:
+    core = EngineCore(toy_config(), ToyExecutor)
+    letter = add_letter("r", [1])
+    letter.pooling_params = PoolingParams()
+    with pytest.raises(VLLMValidationError, match="either"):
+        core.preprocess_add_request(letter)
+    letter.sampling_params = letter.pooling_params = None
+    with pytest.raises(VLLMValidationError, match="either"):
+        core.preprocess_add_request(letter)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_hashes_are_made_where_there_is_a_cache_for_them(caching: bool) -> None:
+    config = toy_config()
+    config.cache_config.enable_prefix_caching = caching
+    request = EngineCore(config, ToyExecutor).preprocess_add_request(add_letter("r", PROMPT))
+    assert len(request.block_hashes) == (4 if caching else 0)
+
+
+def test_calls_for_everybody() -> None:
+    core = EngineCore(toy_config(), ToyExecutor)
+    add(core, "a", PROMPT)
+    core.step()
+    assert core.reset_prefix_cache() is False
+    assert core.reset_prefix_cache(True) is True
+    assert run(core)["a"] == expected_tokens(PROMPT, 16)[1:]
+    assert core.collective_rpc("sleep_for", None, (0.0,)) == [0]
+
+
+def test_without_statistics_bags_hold_rows_only() -> None:
+    core = EngineCore(toy_config(), ToyExecutor, log_stats=False)
+    add(core, "a", PROMPT, max_tokens=1)
+    bags, _ = core.step()
+    assert isinstance(bags[0], EngineCoreOutputs)
+    assert bags[0].scheduler_stats is None
+    assert core.step() == ({}, False)
+
+
+def test_both_classes_come_from_the_module_of_vllms_name() -> None:
+    assert issubclass(EngineCoreProc, EngineCore)
