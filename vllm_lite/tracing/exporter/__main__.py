@@ -31,7 +31,8 @@ class Exporter:
     """One run from its first record to the flush at its end."""
 
     def __init__(self, run_dir: Path, settings: Settings, limits: Limits, keep: bool) -> None:
-        self._run_dir, self._settings, self._limits, self._keep = run_dir, settings, limits, keep
+        self._run_dir, self._settings, self._limits = run_dir, settings, limits
+        self._keep = keep or not settings.enabled  # what was not sent is not thrown away either
         self._follower = Follower(run_dir)
         self._sender = Sender(self._connect, settings.batch_spans, settings.queue_spans)
         self._tidy = Tidy(run_dir)

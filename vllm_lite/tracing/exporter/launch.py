@@ -14,6 +14,7 @@ from pathlib import Path
 from vllm_lite.tracing.exporter.settings import Settings, read_settings
 from vllm_lite.tracing.sampler import Sampler
 from vllm_lite.tracing.spans.limits import Limits
+from vllm_lite.tracing.spans.resource import given_attributes
 
 EXIT_MARGIN_S = 1.0
 
@@ -52,5 +53,6 @@ class ExporterProcess:
 def check_environment(endpoint: str | None) -> Settings:
     """Read every OTEL_* variable that tracing honours, so that a wrong one is refused at start and not at the first request."""
     Limits.read(os.environ)
+    given_attributes(os.environ)
     Sampler(os.environ)
     return read_settings(os.environ, endpoint)

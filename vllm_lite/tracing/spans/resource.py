@@ -20,7 +20,7 @@ def resource_attributes(process: Process, environ: Mapping[str, str]) -> Resourc
 
     service.name is vllm-lite.<role>; a name X that the environment gives becomes X for the front end and X.<role> for others.
     """
-    given = _given(environ)
+    given = given_attributes(environ)
     name = environ.get("OTEL_SERVICE_NAME", "").strip() or given.pop("service.name", "")
     own = f"vllm-lite.{process.role}" if not name else name if process.role == "frontend" else f"{name}.{process.role}"
     return {
@@ -33,8 +33,8 @@ def resource_attributes(process: Process, environ: Mapping[str, str]) -> Resourc
     }
 
 
-def _given(environ: Mapping[str, str]) -> dict[str, str]:
-    """OTEL_RESOURCE_ATTRIBUTES, percent-decoded."""
+def given_attributes(environ: Mapping[str, str]) -> dict[str, str]:
+    """OTEL_RESOURCE_ATTRIBUTES, percent-decoded. Raises VLLMValidationError for what is no name=value pair."""
     attributes = {}
     for item in environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","):
         name, equals, value = item.partition("=")
