@@ -1,61 +1,67 @@
 """One engine's run directory and the exporter process that empties it.
 
-Process: front end, when an engine is built and when it goes. Knows: folders, the exporter's command. Does not know: records.
+Process: front end, when an engine is built and when it goes. Knows: who made the directory. Does not know: records.
 Mirrors: nothing in vLLM.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
+import contextlib
 import tempfile
-import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vllm_lite.config import ObservabilityConfig
-from vllm_lite.tracing.control_page import CONTROL_FILE
-from vllm_lite.tracing.run_dir import create_run_dir
+from vllm_lite.tracing.control_page import ControlPage
+from vllm_lite.tracing.process import is_alive
+from vllm_lite.tracing.run_dir import close_run_dir, create_run_dir
 
-EXPORTER_MODULE = "vllm_lite.tracing.exporter"
+if TYPE_CHECKING:
+    from vllm_lite.tracing.exporter.launch import ExporterProcess
 
 
 class TraceRun:
-    """Makes the run directory, or joins the run that `trace_dir` holds already, and starts the exporter of a new one.
+    """Makes the run directory and, where there is an endpoint, starts its exporter; or joins the running one in `trace_dir`.
 
-    The exporter has a session of its own and outlives us by its flush budget; it learns of our end by the death pipe.
+    A run that is joined belongs to whoever made it, exporter included.
     """
 
     def __init__(self, config: ObservabilityConfig) -> None:
-        explicit = config.trace_dir
-        self._joined = explicit is not None and (Path(explicit) / CONTROL_FILE).exists()
-        self._explicit = explicit is not None
-        self.path = Path(explicit) if explicit is not None and self._joined else _new_run_dir(config.level, explicit)
-        self._exporter: subprocess.Popen[bytes] | None = None
-        self._death_fd: int | None = None
-        if config.otlp_traces_endpoint is not None and not self._joined:
-            self._start_exporter(config, config.otlp_traces_endpoint)
+        self._joined = config.trace_dir is not None and _is_running(Path(config.trace_dir))
+        self._exporter: ExporterProcess | None = None
+        if config.trace_dir is not None and self._joined:
+            self.path = Path(config.trace_dir)
+            return
+        self.path = _new_run_dir(config.level, config.trace_dir)
+        try:
+            if config.otlp_traces_endpoint is not None:
+                from vllm_lite.tracing.exporter.launch import ExporterProcess
+
+                self._exporter = ExporterProcess(self.path, config.otlp_traces_endpoint, config.trace_keep)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        """Let the exporter finish by itself; take away a directory of our own choosing in which nothing was recorded."""
-        if self._death_fd is not None:
-            os.close(self._death_fd)
-            self._death_fd = None
-        if self._exporter is not None:
-            threading.Thread(target=self._exporter.wait, name="exporter-reaper", daemon=True).start()
-            self._exporter = None
-        elif not self._joined and not self._explicit and [p.name for p in self.path.glob("*")] == [CONTROL_FILE]:
-            shutil.rmtree(self.path, ignore_errors=True)
+        """Wait until the exporter has sent what there is, for its flush budget at most; then tidy up. Once is enough."""
+        if self._joined:
+            return
+        exporter, self._exporter = self._exporter, None
+        if exporter is not None:
+            exporter.close()
+        with contextlib.suppress(OSError):  # the exporter may have tidied up before
+            close_run_dir(self.path)
 
-    def _start_exporter(self, config: ObservabilityConfig, endpoint: str) -> None:
-        read_end, self._death_fd = os.pipe()
-        command = [sys.executable, "-m", EXPORTER_MODULE, str(self.path), "--death-fd", str(read_end), "--endpoint", endpoint]
-        command += ["--keep"] if config.trace_keep else []
-        try:
-            self._exporter = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(read_end,), start_new_session=True)
-        finally:
-            os.close(read_end)
+
+def _is_running(run_dir: Path) -> bool:
+    """Whether this is the directory of a run whose owner lives."""
+    try:
+        page = ControlPage.open(run_dir)
+    except (OSError, ValueError):
+        return False
+    owner = page.pid
+    page.close()
+    return is_alive(owner)
 
 
 def _new_run_dir(level: int, explicit: str | None) -> Path:

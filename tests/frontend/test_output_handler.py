@@ -1,0 +1,186 @@
+"""The clerk sorts in slices, tells of stop strings, and passes on the news when there is nothing more to sort."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from tests.frontend.helpers import ids, request, row
+from vllm_lite.exceptions import EngineDeadError
+from vllm_lite.frontend.collector import RequestOutputCollector
+from vllm_lite.frontend.core_client import Bag, EngineCoreClient, Posted
+from vllm_lite.frontend.output_handler import CHUNK_SIZE, OutputHandler
+from vllm_lite.frontend.output_processor import OutputProcessor, OutputProcessorOutput
+from vllm_lite.frontend.stamps import Stamps
+from vllm_lite.frontend.tokenizer import Tokenizer
+from vllm_lite.outputs import RequestOutput
+from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
+from vllm_lite.tracing.journey.load import load_run
+from vllm_lite.tracing.run_dir import create_run_dir
+from vllm_lite.wire.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm_lite.wire.stats import SchedulerStats
+
+
+class ScriptedClient(EngineCoreClient):
+    """Gives the bags it was made with, then the error."""
+
+    def __init__(self, bags: Sequence[EngineCoreOutputs], error: Exception) -> None:
+        self._script: list[EngineCoreOutputs | Exception] = [*bags, error]
+        self.aborts: list[tuple[list[str], str, dict[str, str]]] = []
+        self.error: EngineDeadError | None = None
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        return self.error
+
+    @property
+    def dead_engine_index(self) -> int | None:
+        return 0
+
+    async def get_bag_async(self) -> Bag:
+        item = self._script.pop(0)
+        if isinstance(item, Exception):
+            raise item
+        return Bag(item, 10, 20, 300)
+
+    async def add_request_async(self, request: EngineCoreRequest) -> Posted:
+        raise NotImplementedError
+
+    async def abort_requests_async(
+        self, request_ids: Sequence[str], reason: str = "api", trace_headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.aborts.append((list(request_ids), reason, dict(trace_headers or {})))
+
+    async def call_utility_async(self, method: str, *args: Any) -> Any:
+        raise NotImplementedError
+
+    async def ping_async(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        raise NotImplementedError
+
+
+DEAD = EngineDeadError("gone")
+
+
+def bag(*rows: EngineCoreOutput, **fields: Any) -> EngineCoreOutputs:
+    return EngineCoreOutputs(outputs=list(rows), **fields)
+
+
+def add(processor: OutputProcessor, request_id: str, **params: Any) -> RequestOutputCollector:
+    collector = RequestOutputCollector(RequestOutputKind.DELTA, request_id)
+    processor.add_request(request(request_id, **params), None, queue=collector)
+    return collector
+
+
+@pytest.fixture
+def processor(tiny_tokenizer: Tokenizer) -> OutputProcessor:
+    return OutputProcessor(tiny_tokenizer)
+
+
+async def test_slices_of_128_with_a_turn_for_others_between(
+    processor: OutputProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[int | str] = []
+    process = processor.process_outputs
+
+    def noting(rows: Sequence[EngineCoreOutput], stamp: Any) -> OutputProcessorOutput:
+        turns.append(len(rows))
+        asyncio.get_running_loop().call_soon(turns.append, "others")
+        return process(rows, stamp)
+
+    monkeypatch.setattr(processor, "process_outputs", noting)
+    rows = [row(f"r{i}", ids("x")) for i in range(300)]
+    await OutputHandler(ScriptedClient([bag(*rows), bag(*rows[:128])], DEAD), processor, None).run()
+    await asyncio.sleep(0)
+    assert turns == [128, "others", 128, "others", 44, 128, "others", "others"]  # no turn after a last slice
+
+
+async def test_the_size_of_a_slice_is_an_option(processor: OutputProcessor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CHUNK_SIZE, "2")
+    sizes: list[int] = []
+    monkeypatch.setattr(processor, "process_outputs", lambda rows, _: sizes.append(len(rows)) or OutputProcessorOutput())
+    await OutputHandler(ScriptedClient([bag(*[row("r", [])] * 5)], DEAD), processor, None).run()
+    assert sizes == [2, 2, 1]
+
+
+async def test_stop_strings_are_aborted_in_the_core(processor: OutputProcessor) -> None:
+    client = ScriptedClient([bag(row("a", ids("STOP")), row("b", ids("x")))], DEAD)
+    add(processor, "a", stop=["STOP"])
+    add(processor, "b")
+    await OutputHandler(client, processor, None).run()
+    assert client.aborts == [(["a"], "stop_string", {})]
+
+
+async def test_a_dead_core_is_told_nothing(processor: OutputProcessor) -> None:
+    client = ScriptedClient([bag(row("a", ids("STOP")))], DEAD)
+    client.error = DEAD
+    add(processor, "a", stop=["STOP"])
+    await OutputHandler(client, processor, None).run()
+    assert client.aborts == []
+
+
+async def test_the_last_bag_is_sorted_before_the_news_of_the_death(
+    processor: OutputProcessor, caplog: pytest.LogCaptureFixture
+) -> None:
+    done, cut = add(processor, "done"), add(processor, "cut")
+    rows = [row("done", ids("x"), finish_reason=FinishReason.LENGTH), row("cut", ids("x"))]
+    await OutputHandler(ScriptedClient([bag(*rows)], DEAD), processor, None).run()
+    output = done.get_nowait()
+    assert isinstance(output, RequestOutput)
+    assert output.finished
+    with pytest.raises(EngineDeadError, match="gone"):
+        cut.get_nowait()
+    assert "the engine is dead: gone" in caplog.text
+
+
+async def test_a_fault_of_its_own_reaches_every_caller(processor: OutputProcessor, caplog: pytest.LogCaptureFixture) -> None:
+    collector = add(processor, "r")
+    await OutputHandler(ScriptedClient([], ZeroDivisionError("oops")), processor, None).run()
+    with pytest.raises(ZeroDivisionError, match="oops"):
+        collector.get_nowait()
+    assert "the output handler failed" in caplog.text
+
+
+async def test_scheduler_stats_are_kept(processor: OutputProcessor) -> None:
+    bags = [bag(scheduler_stats=SchedulerStats(num_running_reqs=3)), bag(row("r", []))]
+    handler = OutputHandler(ScriptedClient(bags, DEAD), processor, None)
+    await handler.run()
+    assert handler.scheduler_stats == SchedulerStats(num_running_reqs=3)
+
+
+async def test_a_bag_is_stamped(processor: OutputProcessor) -> None:
+    run_dir = create_run_dir(2)
+    stamps = Stamps(run_dir, "model")
+    trace = stamps.accept("mine", SamplingParams(), None)
+    assert trace is not None
+    made = request("a", stop=["STOP"])
+    collector = RequestOutputCollector(RequestOutputKind.DELTA, "a", trace, stamps)
+    processor.add_request(made, None, queue=collector)
+    stamps.post(trace, "a", t0=1, span_id="0" * 15 + "1", body_size=1, sample=0, engine=0)
+    step_trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    late = row("gone", [1])
+    client = ScriptedClient([bag(row("a", ids("x")), step_trace=step_trace), bag(late, row("a", ids("STOP")))], DEAD)
+    await OutputHandler(client, processor, stamps).run()
+    collector.get_nowait()
+    stamps.shutdown()
+    run = load_run(run_dir)
+    first, second = (b.sort for b in run.bags)
+    assert (first.trace, first.t_received, first.t_decoded, first.body_size) == (step_trace, 10, 20, 300)
+    assert (first.num_outputs, first.num_tokens, first.fates, second.fates, second.late) == (1, 1, "p", "s", [("gone", 1)])
+    assert [size for _, _, size in second.slices] == [2]
+    (journey,) = run.requests
+    (abort,) = journey.aborts
+    assert (abort.reason, abort.internal_ids) == ("stop_string", ["a"])
+    assert client.aborts == [(["a"], "stop_string", {"a": f"00-{trace.trace_id}-{abort.span_id}-01"})]
+    assert journey.close is not None
+    close = journey.close
+    assert (close.outcome, close.stop_reason, close.puts, close.staples, close.takes, close.left) == (
+        "finished", "STOP", 2, 1, 1, 0,
+    )  # fmt: skip
+    assert (close.num_output_tokens, close.finish_reasons) == (5, ["stop"])
+    assert [death.engine_index for _, death in run.deaths] == [0]

@@ -1,0 +1,236 @@
+"""Every traced request has one beginning and one end; an untraced one leaves nothing and is never passed on as traced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.frontend.helpers import FINAL_ONLY
+from vllm_lite import PoolingParams, SamplingParams
+from vllm_lite.exceptions import EngineDeadError, QueueOverflowError, VLLMValidationError
+from vllm_lite.frontend.stamps import BagStamp, Stamps, unsampled_headers
+from vllm_lite.tracing.control_page import ControlPage
+from vllm_lite.tracing.journey import Run
+from vllm_lite.tracing.journey.load import load_run
+from vllm_lite.tracing.records import KEPT_BACK, PUT, STAPLED
+from vllm_lite.tracing.request_trace import RequestTrace
+from vllm_lite.tracing.run_dir import create_run_dir
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SAMPLED = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "vendor=1", "baggage": "k=v"}
+UNSAMPLED = {**SAMPLED, "traceparent": f"00-{TRACE}-{SPAN}-00"}
+
+
+class Fixture:
+    def __init__(self, level: int) -> None:
+        self.run_dir = create_run_dir(level)
+        self.stamps = Stamps(self.run_dir, "a-model")
+
+    def accept(self, headers: dict[str, str] | None = None, **params: Any) -> RequestTrace:
+        trace = self.stamps.accept("mine", SamplingParams(**params), headers)
+        assert trace is not None
+        return trace
+
+    def read(self) -> Run:
+        self.stamps.shutdown()
+        return load_run(self.run_dir)
+
+
+@pytest.fixture
+def level() -> int:
+    return 2
+
+
+@pytest.fixture
+def made(level: int) -> Iterator[Fixture]:
+    fixture = Fixture(level)
+    yield fixture
+    fixture.stamps.shutdown()
+
+
+def test_a_request_begins(made: Fixture) -> None:
+    trace = made.accept(SAMPLED, temperature=0.0, max_tokens=7, stop=["END"], seed=3, output_kind=FINAL_ONLY)
+    (request,) = made.read().requests
+    accept = request.accept
+    assert (accept.external_id, accept.trace_id, accept.parent_span_id, accept.tracestate) == ("mine", TRACE, SPAN, "vendor=1")
+    assert (accept.span_id, accept.operation, accept.model, accept.level) == (trace.span_id, "text_completion", "a-model", 2)
+    assert accept.attributes == {
+        "gen_ai.request.max_tokens": 7,
+        "gen_ai.request.temperature": 0.0,  # a falsy value is a value
+        "gen_ai.request.top_p": 1.0,
+        "gen_ai.request.seed": 3,
+        "gen_ai.request.stop_sequences": ["END"],
+        "gen_ai.request.stream": False,
+    }
+
+
+def test_without_headers_a_new_trace_begins(made: Fixture) -> None:
+    first, second = made.accept(), made.accept()
+    assert (first.req, second.req) == (1, 2)
+    assert first.trace_id != second.trace_id
+    assert [request.accept.parent_span_id for request in made.read().requests] == [None, None]
+
+
+def test_embeddings_are_named(made: Fixture) -> None:
+    assert made.stamps.accept("mine", PoolingParams(), None) is not None
+    assert made.read().requests[0].accept.operation == "embeddings"
+
+
+def test_parameters_of_wrong_types_do_not_stop_the_trace(made: Fixture) -> None:
+    params = SamplingParams()
+    params.temperature = object()  # type: ignore[assignment]
+    assert made.stamps.accept(object(), params, None) is not None
+    assert made.stamps.accept("mine", {"temperature": 0}, None) is not None  # type: ignore[arg-type]
+    assert len(made.read().requests) == 2
+
+
+@pytest.mark.parametrize(("level", "headers"), [(0, None), (0, SAMPLED), (2, UNSAMPLED)])
+def test_what_is_not_sampled_is_not_recorded(made: Fixture, headers: dict[str, str] | None) -> None:
+    assert made.stamps.accept("mine", SamplingParams(), headers) is None
+    assert list(made.run_dir.glob("*.vlt")) == []
+
+
+def test_the_count_limits_requests(made: Fixture) -> None:
+    page = ControlPage.open(made.run_dir)
+    page.count = 2
+    page.close()
+    assert [made.stamps.accept("r", SamplingParams(), None) is not None for _ in range(3)] == [True, True, False]
+    assert made.stamps.level == 0
+
+
+def test_the_level_can_change_while_the_engine_runs(made: Fixture) -> None:
+    page = ControlPage.open(made.run_dir)
+    page.level = 0
+    assert made.stamps.accept("r", SamplingParams(), None) is None
+    page.level = 3
+    page.close()
+    assert made.accept().level == 3
+
+
+@pytest.mark.parametrize(
+    ("headers", "passed_on"),
+    [(None, None), ({}, None), (UNSAMPLED, UNSAMPLED), (SAMPLED, UNSAMPLED), ({"traceparent": "x"}, {"traceparent": "x"})],
+)
+def test_unsampled_headers_pass_unchanged_but_for_the_flag(headers: Any, passed_on: Any) -> None:
+    assert unsampled_headers(headers) == passed_on
+
+
+def test_tokenise_and_post(made: Fixture) -> None:
+    trace = made.accept()
+    made.stamps.tokenise(trace, 5, 12)
+    made.stamps.post(trace, "mine-1", t0=6, span_id=SPAN, body_size=99, sample=0, engine=0)
+    (request,) = made.read().requests
+    assert request.tokenise is not None
+    assert (request.tokenise.t0, request.tokenise.num_prompt_tokens) == (5, 12)
+    (post,) = request.posts
+    assert (post.internal_id, post.t0, post.span_id, post.body_size, post.sample) == ("mine-1", 6, SPAN, 99, 0)
+    assert post.t1 > 6
+
+
+# ---- bags ------------------------------------------------------------------------------------------------------------------
+
+
+def bag(level: int, trace: RequestTrace | None) -> BagStamp:
+    stamp = BagStamp(level)
+    stamp.slices.append((1, 2, 4))
+    for who, tokens, fate in ((trace, 1, PUT), (None, 2, STAPLED), (trace, 1, KEPT_BACK)):
+        stamp.letter(who, tokens, fate)
+    stamp.add_late("gone-1", 3)
+    return stamp
+
+
+@pytest.mark.parametrize(("columns", "level"), [(([1, 0, 1], [1, 2, 1], "psk"), 2), (([], [], ""), 1)])
+def test_a_bag_is_written_whole(made: Fixture, level: int, columns: tuple[list[int], list[int], str]) -> None:
+    trace = made.accept()
+    stamp = made.stamps.open_bag()
+    assert stamp is not None
+    filled = bag(level, trace)
+    made.stamps.sort(filled, 1, SAMPLED["traceparent"], (10, 20, 300))
+    sort = made.read().bags[0].sort
+    assert (sort.bag, sort.engine_index, sort.trace, sort.t_received, sort.t_decoded) == (0, 1, SAMPLED["traceparent"], 10, 20)
+    assert (sort.slices, sort.body_size, sort.num_outputs, sort.num_tokens) == ([(1, 2, 4)], 300, 4, 7)
+    assert (sort.num_put, sort.num_stapled, sort.num_kept_back, sort.late) == (1, 1, 1, [("gone-1", 3)])
+    assert (sort.reqs, sort.tokens, sort.fates) == columns
+    assert trace.kept_back == 1
+
+
+def test_bags_that_concern_nobody_traced_are_counted_and_not_written(made: Fixture) -> None:
+    trace = made.accept()
+    made.stamps.sort(bag(2, None), 0, None, (0, 0, 0))
+    made.stamps.sort(bag(2, trace), 0, None, (0, 0, 0))
+    made.stamps.sort(bag(2, None), 0, SAMPLED["traceparent"], (0, 0, 0))
+    assert [b.sort.bag for b in made.read().bags] == [1, 2]
+
+
+@pytest.mark.parametrize("level", [0])
+def test_no_bag_is_opened_while_tracing_is_off(made: Fixture) -> None:
+    assert made.stamps.open_bag() is None
+
+
+# ---- ends ------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_abort_names_its_requests_and_carries_on_their_traces(made: Fixture) -> None:
+    one, several = made.accept(), made.accept()
+    for trace, ids in ((one, ["a"]), (several, ["0_b", "1_b"])):
+        for sample, internal_id in enumerate(ids):
+            made.stamps.post(trace, internal_id, t0=1, span_id=SPAN, body_size=1, sample=sample, engine=0)
+    headers = made.stamps.abort(["a", "0_b", "1_b", "untraced"], "api")
+    assert sorted(headers) == ["0_b", "1_b", "a"]
+    assert headers["0_b"] == headers["1_b"] != headers["a"]
+    first, second = made.read().requests
+    (abort,) = second.aborts
+    assert (abort.reason, abort.internal_ids) == ("api", ["0_b", "1_b"])
+    assert headers["0_b"] == f"00-{several.trace_id}-{abort.span_id}-01"
+    assert [a.internal_ids for a in first.aborts] == [["a"]]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "error", "outcome", "error_type"),
+    [
+        (["stop"], None, "finished", None),
+        (["abort", "length"], None, "finished", None),
+        (["abort"], None, "aborted", None),
+        ([], None, "aborted", None),
+        (["error"], None, "error", "EngineGenerateError"),
+        (["abort"], asyncio.CancelledError(), "aborted", None),
+        ([], GeneratorExit(), "aborted", None),
+        ([], EngineDeadError("gone"), "engine_dead", "engine_dead"),
+        ([], QueueOverflowError("full"), "rejected", "QueueOverflowError"),
+        ([], VLLMValidationError("bad"), "invalid", "VLLMValidationError"),
+        ([], NotImplementedError("later"), "error", "NotImplementedError"),
+    ],
+)
+def test_how_a_request_ends(
+    made: Fixture, reasons: list[str], error: BaseException | None, outcome: str, error_type: str | None
+) -> None:
+    trace = made.accept()
+    trace.finish_reasons, trace.error_message = reasons, "why"
+    made.stamps.close_request(trace, error)
+    made.stamps.close_request(trace, EngineDeadError("too late"))
+    (request,) = made.read().requests
+    assert request.close is not None
+    assert (request.close.outcome, request.close.finish_reasons, request.close.error_type) == (outcome, reasons, error_type)
+    message = "why" if reasons == ["error"] else None if error_type is None else str(error)
+    assert request.close.error_message == message
+
+
+def test_what_is_open_at_the_end_is_closed(made: Fixture) -> None:
+    trace = made.accept()
+    trace.puts, trace.in_slot = 1, True
+    run = made.read()
+    assert [(r.close.outcome, r.close.left) for r in run.requests if r.close] == [("aborted", 1)]
+    assert run.processes[0].ended
+    made.stamps.close_request(trace)
+    assert made.stamps.level == 0
+    assert made.stamps.accept("late", SamplingParams(), None) is None
+
+
+def test_a_death_is_noted(made: Fixture, tmp_path: Path) -> None:
+    made.accept()
+    made.stamps.engine_dead(3)
+    assert [death.engine_index for _, death in made.read().deaths] == [3]

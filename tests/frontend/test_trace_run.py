@@ -1,0 +1,82 @@
+"""Whose the run directory is, and that an exporter starts with it and ends after it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from vllm_lite.config import ObservabilityConfig
+from vllm_lite.exceptions import VLLMValidationError
+from vllm_lite.frontend.trace_run import TraceRun
+from vllm_lite.tracing.control_page import CONTROL_FILE, ControlPage
+from vllm_lite.tracing.run_dir import create_run_dir
+
+DEAD_END = "http://127.0.0.1:1"  # nobody listens on port 1
+
+
+def test_a_run_of_its_own_goes_when_nothing_was_recorded() -> None:
+    run = TraceRun(ObservabilityConfig(trace_level=2))
+    page = ControlPage.open(run.path)
+    assert (page.level, page.pid) == (2, os.getpid())
+    page.close()
+    run.close()
+    run.close()
+    assert not run.path.exists()
+
+
+def test_records_stay(tmp_path: Path) -> None:
+    run = TraceRun(ObservabilityConfig(trace_dir=str(tmp_path / "run")))
+    (run.path / "frontend-1-loop.vlt").write_bytes(b"x")
+    run.close()
+    assert sorted(path.name for path in run.path.iterdir()) == [CONTROL_FILE, "frontend-1-loop.vlt"]
+
+
+def test_a_run_that_exists_is_joined_and_left_to_its_owner(tmp_path: Path) -> None:
+    made = create_run_dir(3, str(tmp_path / "run"))
+    run = TraceRun(ObservabilityConfig(trace_dir=str(made), otlp_traces_endpoint=DEAD_END))
+    assert run.path == made
+    assert psutil.Process().children() == []  # the owner's exporter is enough
+    run.close()
+    assert (made / CONTROL_FILE).exists()
+
+
+def test_a_run_whose_owner_is_dead_is_not_continued(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / "run").mkdir()
+    ControlPage.create(tmp_path / "run", level=3, pid=gone.pid).close()
+    run = TraceRun(ObservabilityConfig(trace_dir=str(tmp_path / "run")))
+    assert run.path == tmp_path / "run.1"
+    run.close()
+
+
+def test_an_exporter_lives_as_long_as_the_run() -> None:
+    run = TraceRun(ObservabilityConfig(otlp_traces_endpoint=DEAD_END))
+    (exporter,) = psutil.Process().children()
+    assert exporter.cmdline()[1:4] == ["-m", "vllm_lite.tracing.exporter", str(run.path)]
+    assert os.getsid(exporter.pid) == exporter.pid  # Ctrl-C in this terminal spares it
+    run.close()
+    assert psutil.Process().children() == []
+
+
+def test_a_bad_endpoint_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(VLLMValidationError):
+        TraceRun(ObservabilityConfig(otlp_traces_endpoint="nonsense://", trace_dir=str(tmp_path / "run")))
+    assert psutil.Process().children() == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_home_that_cannot_be_written_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    run = TraceRun(ObservabilityConfig())
+    assert run.path.name.startswith("vllm-lite-run-")
+    run.close()
+    assert not run.path.exists()
+    with pytest.raises(OSError, match="file"):
+        TraceRun(ObservabilityConfig(trace_level=1))
