@@ -55,6 +55,13 @@ def test_letters() -> None:
     assert counts.letters(of(*answered())).ok
 
 
+def test_the_letter_that_tells_of_an_abort_comes_from_no_bag() -> None:
+    aborted = {"outcome": "aborted", "finish_reasons": ["abort"], "puts": 3}
+    assert counts.letters(of(*answered(**aborted, left=1))).ok
+    assert counts.letters(of(*answered(**aborted, staples=2))).ok
+    assert counts.letters(of(*answered(**aborted | {"puts": 4}, left=2))).failures == ["request r1 puts: close=4, letters=2"]
+
+
 @pytest.mark.parametrize(
     ("wrong", "failures"),
     [
