@@ -1,0 +1,63 @@
+"""An engine core that behaves badly, as a process: `FAKE_CORE` in the environment says how."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import zmq
+
+from vllm_lite.wire.messages import PROTOCOL_VERSION, EngineCoreReadyResponse, EngineHello, EngineInit, EngineStartFailed
+from vllm_lite.wire.serial_utils import MsgpackDecoder, MsgpackEncoder
+from vllm_lite.wire.sockets import make_zmq_socket
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--handshake", required=True)
+    parser.add_argument("--engine-index", type=int, required=True)
+    parser.add_argument("--death-fd", type=int, required=True)
+    args = parser.parse_args()
+    mode = os.environ["FAKE_CORE"]
+    if mode == "exits":
+        return 3
+    if mode == "ignores SIGTERM":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ctx: zmq.Context[Any] = zmq.Context()
+    handshake = make_zmq_socket(
+        ctx, args.handshake, zmq.DEALER, bind=False, identity=args.engine_index.to_bytes(2, "little"), linger=2000
+    )
+    if mode == "says nothing":
+        time.sleep(60)
+    if mode == "speaks another protocol":
+        handshake.send_multipart(MsgpackEncoder().encode(EngineHello(PROTOCOL_VERSION + 1, os.getpid(), args.engine_index)))
+        return int(os.read(args.death_fd, 1) == b"")
+    handshake.send_multipart(MsgpackEncoder().encode(EngineHello(PROTOCOL_VERSION, os.getpid(), args.engine_index)))
+    init = MsgpackDecoder(EngineInit).decode(handshake.recv_multipart())
+    if mode.startswith("fails with "):
+        failed = EngineStartFailed(mode.removeprefix("fails with "), "the reason why")
+        handshake.send_multipart(MsgpackEncoder().encode(failed))
+        return 1
+    if mode == "dies in silence":
+        os.kill(os.getpid(), signal.SIGKILL)
+    say_ready(ctx, init, args.engine_index, PROTOCOL_VERSION + (mode == "is ready in another protocol"))
+    os.read(args.death_fd, 1)  # until the parent has closed its end
+    if mode == "outlives its parent":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(60)
+    return 0
+
+
+def say_ready(ctx: zmq.Context[Any], init: EngineInit, engine_index: int, version: int) -> None:
+    response = EngineCoreReadyResponse(version, engine_index, os.getpid(), 64, 10, 16, "float32", "cpu", 320, "fake")
+    identity = engine_index.to_bytes(2, "little")
+    socket = make_zmq_socket(ctx, init.input_addresses[0], zmq.DEALER, bind=False, identity=identity, linger=2000)
+    socket.send_multipart(MsgpackEncoder().encode(response))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""A start that fails says why at once, in the words of whoever knows, and leaves no process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.frontend.core_client.conftest import children
+from tests.frontend.helpers import toy_config
+from vllm_lite import VllmConfig, exceptions
+from vllm_lite.exceptions import EngineStartError, UnsupportedModelError, VLLMValidationError
+from vllm_lite.frontend.core_client import AsyncMPClient
+from vllm_lite.frontend.core_client.async_mp_client import READY_TIMEOUT
+from vllm_lite.wire.messages import PROTOCOL_VERSION
+
+
+@pytest.fixture
+def config(tiny_model_path: Path) -> VllmConfig:
+    return toy_config(tiny_model_path)
+
+
+def sockets(tmp: Path) -> list[Path]:
+    return list(tmp.glob("vllm-lite-*"))
+
+
+@pytest.fixture(autouse=True)
+def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Socket folders of these tests can be counted."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "words"),
+    [
+        ("exits", EngineStartError, r"engine core 0 \(pid \d+\) ended with exit code 3\. Its last words above say why"),
+        ("dies in silence", EngineStartError, r"engine core 0 \(pid \d+\) was ended by SIGKILL"),
+        ("fails with VLLMValidationError", VLLMValidationError, "^the reason why$"),
+        ("fails with UnsupportedModelError", UnsupportedModelError, "^the reason why$"),
+        ("fails with RuntimeError", EngineStartError, "^RuntimeError: the reason why$"),
+        ("fails with annotations", EngineStartError, "^annotations: the reason why$"),  # a name in that module, no exception
+        (
+            "speaks another protocol",
+            EngineStartError,
+            f"speaks version {PROTOCOL_VERSION + 1} of the protocol and this front end version {PROTOCOL_VERSION}",
+        ),
+        ("is ready in another protocol", EngineStartError, f"speaks version {PROTOCOL_VERSION + 1}"),
+    ],
+)
+def test_a_start_that_fails(
+    fake_core: Callable[[str], None], config: VllmConfig, tmp_path: Path, mode: str, kind: type[Exception], words: str
+) -> None:
+    assert hasattr(exceptions, "annotations")
+    fake_core(mode)
+    start = time.monotonic()
+    with pytest.raises(kind, match=words):
+        AsyncMPClient(config)
+    assert time.monotonic() - start < 20
+    assert children() == []
+    assert sockets(tmp_path) == []
+
+
+def test_a_start_that_takes_too_long(
+    fake_core: Callable[[str], None], config: VllmConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_core("says nothing")
+    monkeypatch.setenv(READY_TIMEOUT, "0.3")
+    with pytest.raises(EngineStartError, match=r"engine core \[0\] was not ready within 0\.3 s"):
+        AsyncMPClient(config)
+    assert children() == []
+    assert sockets(tmp_path) == []
+
+
+def test_ctrl_c_while_starting_leaves_nothing(fake_core: Callable[[str], None], config: VllmConfig, tmp_path: Path) -> None:
+    fake_core("says nothing")
+
+    def interrupt() -> None:
+        while not children():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        AsyncMPClient(config)
+    assert children() == []
+    assert sockets(tmp_path) == []
+
+
+def test_ready_brings_what_only_the_engine_core_knows(
+    fake_core: Callable[[str], None], config: VllmConfig, tmp_path: Path
+) -> None:
+    fake_core("is well")
+    client = AsyncMPClient(config)
+    (ready,) = client.ready
+    assert (ready.engine_index, ready.pid, ready.max_model_len, ready.num_gpu_blocks) == (0, children()[0].pid, 64, 10)
+    client.shutdown()
+    assert children() == []
+    assert sockets(tmp_path) == []
