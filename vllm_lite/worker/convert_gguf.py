@@ -26,8 +26,8 @@ def convert(gguf_file: Path, out_folder: Path, on_tensor: Callable[[int], None] 
     """Write config.json, generation_config.json, tokenizer files and model.safetensors (bfloat16) into `out_folder`.
 
     They are made in a folder beside it and moved at the end, config.json last: an interrupted conversion leaves nothing that
-    looks like a model. `on_tensor` is called with the number of all tensors each time one was unpacked. Raises OSError or
-    ValueError where the file cannot be read or holds an architecture that transformers cannot rebuild.
+    looks like a model. `on_tensor` is called with the number of all tensors each time one is unpacked. Raises what the readers
+    raise (OSError, ValueError, ...) where the file cannot be read or holds an architecture that transformers cannot rebuild.
     """
     out_folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out_folder.name}-", dir=out_folder.parent) as made:
@@ -85,8 +85,8 @@ def main(arguments: list[str] | None = None) -> int:
         task = progress.add_task(f"unpacking {options.gguf_file.name}", total=None)
         try:
             convert(options.gguf_file, options.out_folder, lambda total: progress.update(task, total=total, advance=1))
-        except (OSError, ValueError, KeyError, NotImplementedError) as error:
-            console.print(f"{options.gguf_file} cannot be converted: {type(error).__name__}: {error}", style="red")
+        except Exception as error:  # whatever the readers of a damaged or unknown file may raise
+            console.print(f"{options.gguf_file} cannot be converted: {type(error).__name__}: {error}", soft_wrap=True)
             return 1
     return 0
 

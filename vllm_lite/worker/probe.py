@@ -120,8 +120,10 @@ def _check_rope(config: Any, max_model_len: int) -> None:
     RoPE does so too, but only beyond max_position_embeddings, where no request gets.)"""
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
-        limit = rope.get("original_max_position_embeddings")
-        if rope.get("rope_type") == "longrope" and max_model_len > limit:
+        if rope.get("rope_type") != "longrope":
+            continue
+        limit = rope["original_max_position_embeddings"]
+        if max_model_len > limit:
             raise UnsupportedModelError(
                 f"{config.model_type} has position embeddings that change for the whole batch once one request passes {limit} "
                 f"tokens: set --max-model-len to at most {limit}"
