@@ -44,6 +44,7 @@ class AttentionCall:
     softcap: float | None
     has_mask: bool
     keywords: dict[str, Any]
+    num_heads: int
 
 
 class ProbeLayer:
@@ -65,6 +66,7 @@ class ProbeLayer:
             softcap=keywords.get("softcap"),
             has_mask=attention_mask is not None,
             keywords=keywords,
+            num_heads=query.shape[1],
         )
         self._calls.append((self._name, call))
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
