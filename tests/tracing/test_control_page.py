@@ -19,10 +19,10 @@ def test_a_page_is_seen_by_all_who_map_it(tmp_path: Path) -> None:
         page.close()
 
 
-def test_a_used_up_count_switches_off(tmp_path: Path) -> None:
+def test_a_used_up_count_admits_no_more_and_cuts_nobody_short(tmp_path: Path) -> None:
     page = ControlPage.create(tmp_path, level=2, count=2)
-    assert [page.admit() for _ in range(3)] == [True, True, False]
-    assert page.level == 0
+    assert [page.admit() for _ in range(4)] == [True, True, False, False]
+    assert (page.level, page.count) == (2, 0)
     page.close()
 
 

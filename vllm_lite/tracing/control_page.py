@@ -56,8 +56,8 @@ class ControlPage:
 
     @property
     def level(self) -> int:
-        """The level now in force; 0 once the count is used up."""
-        return 0 if self.count == 0 else self._page[_LEVEL]
+        """The level now in force. A used up count does not lower it: requests that were admitted are traced to their end."""
+        return self._page[_LEVEL]
 
     @level.setter
     def level(self, value: int) -> None:
@@ -84,7 +84,7 @@ class ControlPage:
         return Anchor(wall_ns, mono_ns, self._page[_BOOT].rstrip(b"\0").decode("ascii"))
 
     def admit(self) -> bool:
-        """Take one from the count. Several front ends may race by one; the count is a limit, not an account."""
+        """Take one from the count; False once it is used up. Several front ends may race by one: it is a limit, no account."""
         count = self.count
         if count > 0:
             self.count = count - 1

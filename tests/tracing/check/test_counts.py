@@ -210,3 +210,8 @@ def test_nothing_lost() -> None:
 def test_a_torn_frame_belongs_to_a_process_that_was_killed(dead: Run) -> None:
     assert dead.torn == 1
     assert counts.nothing_lost(dead).ok
+
+
+def test_a_front_end_that_was_killed_took_its_callers_with_it() -> None:
+    killed = make.front(threads={"loop": False})
+    assert counts.tokens(of(*answered(), process=killed), []).ok

@@ -83,7 +83,7 @@ def test_an_open_request_waits(writers: Writers, run_dir: Path) -> None:
     writers.write(writers.core, make.update(0, 60, 70, [(1, "stop")], num_bags=0))
     writers.write(writers.front, make.close())
     assert polled(follower, 2000.0) == []
-    assert names(polled(follower, 2000.0 + SETTLE_S)) == {"text_completion m": 1}
+    assert names(polled(follower, 2000.0 + SETTLE_S)) == {"text_completion m": 1, "engine_core.step": 1}
     writers.close()
 
 

@@ -118,4 +118,4 @@ def _step_whole(step: StepJourney) -> bool:
     if update is None:
         return False
     sent = len(step.sends) if update.num_bags < 0 else update.num_bags
-    return len(step.sends) == sent and len(step.bags) >= sent and bool(step.works)
+    return len(step.sends) == sent and len(step.bags) >= sent
