@@ -61,7 +61,7 @@ def test_a_chunk_that_does_not_end_its_prompt_yields_no_row() -> None:
 
 
 def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_holds_it() -> None:
-    b = bench(num_blocks=4, max_num_batched_tokens=12, max_num_seqs=4, enable_chunked_prefill=False, caching=False)
+    b = bench(max_model_len=12, max_num_batched_tokens=12, max_num_seqs=4, enable_chunked_prefill=False, caching=False)
     b.add("a", EIGHT, SamplingParams(max_tokens=1))
     b.add("b", list(range(5)), SamplingParams(max_tokens=1))
     assert b.step() == {"a": 8}
@@ -208,24 +208,28 @@ def test_the_last_running_request_preempts_itself_and_the_others_go_on() -> None
 
 
 def test_by_priority_the_least_urgent_goes_even_if_this_step_had_served_it_already() -> None:
-    b = bench(num_blocks=6, policy="priority")  # five usable blocks
-    b.add("meek", list(range(5)), SamplingParams(max_tokens=12), priority=5)
-    b.step()
-    b.add("urgent", list(range(20, 31)), SamplingParams(max_tokens=5), priority=0)
-    assert [b.step() for _ in range(2)] == [{"meek": 1, "urgent": 11}, {"meek": 1, "urgent": 1}]
-    plan = b.scheduler.schedule()  # meek was to fill its second block; then urgent wants a fourth one, and none is free
-    assert plan.num_scheduled_tokens == {"urgent": 1}
-    assert plan.total_num_scheduled_tokens == 1
-    assert plan.scheduled_cached_reqs.req_ids == ["urgent"]
+    b = bench(
+        num_blocks=11, block_size=2, policy="priority", max_num_batched_tokens=8, max_num_seqs=8, long_prefill_token_threshold=4
+    )
+    b.add("meek", list(range(15)), SamplingParams(max_tokens=4), priority=5)
+    assert b.step() == {"meek": 8}
+    b.add("urgent", [70, 71], SamplingParams(max_tokens=5), arrival_time=1.0)
+    b.add("third", [80], SamplingParams(max_tokens=5), arrival_time=2.0)
+    assert b.step() == {"meek": 4, "third": 1, "urgent": 2}
+    b.add("tiny", [90], SamplingParams(max_tokens=5), priority=-1)
+    plan = b.scheduler.schedule()  # meek got the last two blocks for its last three tokens; then urgent wants one
+    assert plan.num_scheduled_tokens == {"urgent": 1, "third": 1}  # and tiny, for whom there is room now, comes a step later
+    assert plan.total_num_scheduled_tokens == 2
+    assert plan.scheduled_cached_reqs.req_ids == ["urgent", "third"]
     assert plan.preempted_req_ids == ["meek"]
     pool, meek = b.scheduler.kv_cache_manager.block_pool, b.requests["meek"]
-    assert pool.get_cached_block(meek.block_hashes[0]) is not None
-    assert pool.get_cached_block(meek.block_hashes[1]) is None  # it will not be filled, so nobody may find it
+    assert pool.get_cached_block(meek.block_hashes[5]) is not None
+    assert pool.get_cached_block(meek.block_hashes[6]) is None  # it will not be filled, so nobody may find it
     b.update(plan, b.execute(plan))
     b.check_blocks()
     b.run()
-    assert b.answers["meek"].token_ids == b.expected("meek", 12)
-    assert b.answers["urgent"].token_ids == b.expected("urgent", 5)
+    for request_id, count in (("meek", 4), ("urgent", 5), ("third", 5), ("tiny", 5)):
+        assert b.answers[request_id].token_ids == b.expected(request_id, count)
 
 
 def test_by_priority_a_request_that_preempts_itself_costs_nobody_else_the_step() -> None:
