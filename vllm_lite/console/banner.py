@@ -81,6 +81,9 @@ class Banner:
         if facts.start_seconds:
             engine.append(f"ready after {facts.start_seconds:.1f} s")
         yield ", ".join(part for part in engine if part)
+        if facts.core_pids and not self.show_map:
+            cores = ", ".join(f"engine core {pid}" for pid in facts.core_pids)
+            yield f"pids: front end {facts.frontend_pid}, {cores}"
         if facts.kv_blocks:
             size = f", {facts.kv_bytes / (1 << 20):,.0f} MiB" if facts.kv_bytes else ""
             yield f"KV cache: {facts.kv_blocks:,} blocks of {facts.block_size} tokens{size}"
@@ -91,10 +94,9 @@ class Banner:
         """Two columns with the wires between them."""
         facts, half = self.facts, max(24, min(40, (screen.width - WAY) // 2))
         core = ", ".join(f"pid {pid}" for pid in facts.core_pids)
-        head = Text().append("front end".upper(), f"bold {PROCESS_STYLES['frontend']}")
-        head.append(f"  pid {facts.frontend_pid}" if facts.frontend_pid else "", DIM).append(
-            " " * max(1, half + WAY - head.cell_len)
-        )
+        head = Text().append("FRONT END", f"bold {PROCESS_STYLES['frontend']}")
+        head.append(f"  pid {facts.frontend_pid}" if facts.frontend_pid else "", DIM)
+        head.append(" " * max(1, half + WAY - head.cell_len))
         head.append("ENGINE CORE", f"bold {PROCESS_STYLES['engine-core']}").append(f"  {core}" if core else "", DIM)
         yield screen.fit(head)
         for i, (left, right) in enumerate(_ROWS):

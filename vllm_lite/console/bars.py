@@ -66,13 +66,16 @@ class TimeScale(NamedTuple):
 
 
 def split(parts: Sequence[int], cells: int) -> list[int]:
-    """How many of `cells` each part of a bar gets: by size, and at least one for each part that is not zero."""
-    total = sum(parts)
-    if not total or cells <= 0:
-        return [0] * len(parts)
-    shares = [max(1, int(part * cells / total)) if part else 0 for part in parts]
-    shares[max(range(len(parts)), key=lambda i: parts[i])] += cells - sum(shares)
-    return [max(0, share) for share in shares]
+    """How many of `cells` each part of a bar gets: by size, and at least one for each part that is not zero, the biggest
+    first where there are too few cells for all."""
+    biggest = sorted((i for i, part in enumerate(parts) if part), key=lambda i: -parts[i])[:cells]
+    total, spare = sum(parts[i] for i in biggest), cells - len(biggest)
+    shares = [0] * len(parts)
+    for i in biggest:
+        shares[i] = 1 + spare * parts[i] // total
+    if biggest:
+        shares[biggest[0]] += cells - sum(shares)
+    return shares
 
 
 def _unit(length: int) -> tuple[int, str]:

@@ -148,7 +148,7 @@ class LiveAnswers:
             self._print(answer.number, Text(self._clean(rest[:cut])), sign=self._screen.glyphs.border)
 
     def _print(self, number: int, text: Text, sign: str) -> None:
-        self._console.print(self._head(Answer(number, ""), sign).append_text(text), soft_wrap=True)
+        self._console.print(self._screen.fit(self._head(Answer(number, ""), sign).append_text(text)))
 
     # ---- both --------------------------------------------------------------------------------------------------------------
 

@@ -8,16 +8,16 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from vllm_lite.console import figures
 from vllm_lite.console.bars import split
-from vllm_lite.console.passage import STOPS, WIRE, Slot, bag_intervals, slots, step_intervals
+from vllm_lite.console.columns import COLUMNS, PLANS, TIMED, WAIT, Column, Figures
+from vllm_lite.console.passage import STOPS
 from vllm_lite.console.rows import Cell, Ledger, Note, Row, fates, shorten
 from vllm_lite.console.theme import DIM, ERROR, FATE_STYLES, PROCESS_STYLES, STRONG, Screen, request_name, request_style
 from vllm_lite.tracing import records as rec
@@ -25,20 +25,8 @@ from vllm_lite.tracing.journey import LATE, Bag, Run
 
 ROWS = 24  # shown before the middle is left out
 WORDS = {rec.PUT: "put", rec.KEPT_BACK: "kept", LATE: "late"}
-STYLES = {rec.PUT: "put", rec.STAPLED: "stapled", rec.KEPT_BACK: "kept", LATE: "late"}
-TIMED = ("S5", "S6", "S7", WIRE, "S8")
 BAR_LEAST, BAR_MOST = 16, 40
-TEXT_LEAST = 22  # cells for words in the place of the mailboxes
-
-
-class Column(NamedTuple):
-    """A column of figures: two lines of heading, and the figure of a row (None: not known)."""
-
-    top: str
-    name: str
-    style: str
-    figure: Callable[[Row], float | None]
-    text: Callable[[float], str]
+TEXT_LEAST, NAMES_LEAST = 22, 40  # cells for words in the place of lanes, for names by fate
 
 
 class Mailroom:
@@ -48,30 +36,17 @@ class Mailroom:
         self.run = run
         self.ledger = Ledger(run, first)
         self.rows = shorten(self.ledger.rows, rows)
-        self.waits = _waits(run)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The lines of the view."""
-        return _lines(self, Screen.of(console, options))
-
-
-def _lines(view: Mailroom, screen: Screen) -> Iterator[Text]:
-    bags = view.run.bags
-    letters = sum(bag.sort.num_outputs for bag in bags)
-    facts = [
-        figures.count(len(bags), "bag"),
-        figures.count(letters, "letter"),
-        figures.size(sum(b.sort.body_size for b in bags)),
-    ]
-    yield screen.title("mailroom", *facts, "times in ms")
-    if not any(isinstance(row, Row) for row in view.rows):
-        yield screen.fit(Text("No bag was sorted in this run.", DIM))
-        return
-    layout = _Layout(view, screen)
-    yield from layout.heading()
-    for row in view.rows:
-        yield layout.note(row) if isinstance(row, Note) else layout.row(row)
-    yield from layout.legend()
+        screen, bags = Screen.of(console, options), self.run.bags
+        facts = [figures.count(len(bags), "bag"), figures.count(sum(b.sort.num_outputs for b in bags), "letter")]
+        facts.append(figures.size(sum(bag.sort.body_size for bag in bags)))
+        yield screen.title("mailroom", *facts, "times in ms")
+        if any(isinstance(row, Row) for row in self.rows):
+            yield from _Layout(self, screen).lines()
+        else:
+            yield screen.fit(Text("No bag was sorted in this run.", DIM))
 
 
 class _Layout:
@@ -80,86 +55,79 @@ class _Layout:
     def __init__(self, view: Mailroom, screen: Screen) -> None:
         self.view, self.screen = view, screen
         self.held = [row for row in view.rows if isinstance(row, Row)]
-        self.columns = _columns(view)
+        self.known = Figures(view.run, self.held)
+        self.columns: list[tuple[Column, int, dict[int, str]]] = []  # with its width and its text in each row, by id
+        room = screen.width - sum(self._add(column, screen.width) for column in COLUMNS) - len(screen.glyphs.border) - 2
         self.names = sorted({number for row in self.held for number in row.cells})
-        self.lane = max([4, *(len(self.cell(c)) for row in self.held for c in row.cells.values())]) + 1
-        self.widths = [self._width(column) for column in self.columns]
-        room = screen.width - sum(self.widths) - len(screen.glyphs.border) - 2
-        self.lanes = bool(self.names) and len(self.names) * self.lane <= max(room, 0)
-        room -= max(TEXT_LEAST, len(self.names) * self.lane if self.lanes else 0)
-        wait, *plans = _extras(view)
-        room -= self._add(wait, room)
+        self.lane = max([4, *(len(self.word(cell)) for row in self.held for cell in row.cells.values())]) + 1
+        self.lanes = bool(self.names) and len(self.names) * self.lane <= room
+        room -= max(TEXT_LEAST, len(self.names) * self.lane) if self.lanes else NAMES_LEAST
+        room -= self._add(WAIT, room)
         bar = BAR_LEAST + 2 if room >= BAR_LEAST + 2 else 0
-        for column in plans:
+        for column in PLANS:
             room -= self._add(column, room - bar)
         self.bar = min(BAR_MOST, room - 2) if bar else 0
-        totals = [sum(self.parts(row)) for row in self.held if not row.why]
+        totals = [sum(self.known.times(row).values()) for row in self.held if not row.why]
         self.scale = 1.25 * median(totals or [1])
+        self.idle = False  # whether a row said that a request was under way without a letter
 
     def _add(self, column: Column, room: int) -> int:
-        """Add a column where there is room for it; what it takes."""
-        width = self._width(column)
+        """Add a column where there is room for it; the cells that it takes."""
+        texts = {}
+        for row in self.held:
+            value = column.figure(self.known, row)
+            absent = self.screen.glyphs.gap if row.why and row.bags and column is COLUMNS[0] else "-"
+            texts[id(row)] = absent if value is None else column.text(value)
+        width = max(len(column.top), len(column.name), *(len(text) for text in texts.values())) + 2
         if width > room:
             return 0
-        self.columns.append(column)
-        self.widths.append(width)
+        self.columns.append((column, width, texts))
         return width
 
-    def _width(self, column: Column) -> int:
-        return max(len(column.top), len(column.name), *(len(self.figure(column, row)) for row in self.held)) + 2
+    def lines(self) -> Iterator[Text]:
+        """Heading, rows, legend."""
+        yield from self._heading()
+        for row in self.view.rows:
+            yield self._note(row) if isinstance(row, Note) else self._row(row)
+        yield from self._legend()
 
-    def figure(self, column: Column, row: Row) -> str:
-        value = column.figure(row)
-        if value is None:
-            return self.screen.glyphs.gap if row.why and row.bags and column.name == "bag" else "-"
-        return column.text(value)
-
-    def heading(self) -> Iterator[Text]:
+    def _heading(self) -> Iterator[Text]:
         """Two lines: station codes, then names; the mailboxes' owners at the right."""
         top, names = Text(), Text()
-        for column, width in zip(self.columns, self.widths, strict=True):
+        for column, width, _ in self.columns:
             top.append(column.top.rjust(width), column.style)
             names.append(column.name.rjust(width), column.style or DIM)
         if self.bar:
             top.append("  " + "S5 to S8".ljust(self.bar), DIM)
             names.append("  " + f"0 to {figures.span(self.scale)}".ljust(self.bar), DIM)
-        border = self.screen.glyphs.border
-        top.append(f"  {border} ", DIM).append("S9 mailbox", PROCESS_STYLES["frontend"])
-        names.append(f"  {border} ", DIM)
+        border = f"  {self.screen.glyphs.border} "
+        top.append(border, DIM).append("S9 mailbox", PROCESS_STYLES["frontend"])
+        names.append(border, DIM)
         for number in self.names if self.lanes else []:
             names.append(request_name(number).ljust(self.lane), f"bold {request_style(number)}")
         yield self.screen.fit(top)
         yield self.screen.fit(names)
 
-    def row(self, row: Row) -> Text:
+    def _row(self, row: Row) -> Text:
         """A bag, or those left out (dim, with their means)."""
         line = Text()
-        for column, width in zip(self.columns, self.widths, strict=True):
-            line.append(self.figure(column, row).rjust(width), DIM if row.why else column.style)
+        for column, width, texts in self.columns:
+            line.append(texts[id(row)].rjust(width), DIM if row.why else column.style)
         if self.bar:
             line.append("  ").append_text(self._bar(row))
         line.append(f"  {self.screen.glyphs.border} ", DIM)
         if row.why:
-            line.append(row.why if not row.bags or "alike" in row.why else f"{row.why}: {_account(row.bags)}", DIM)
-        elif self.lanes:
-            line.append_text(self._lanes(row))
+            line.append(f"{row.why}: {_account(row.bags)}" if row.mixed else row.why, DIM)
+        elif not row.cells:
+            line.append(_account(row.bags))
         else:
-            line.append_text(self._grouped(row) if row.cells else Text(_account(row.bags)))
+            line.append_text(self._in_lanes(row) if self.lanes else self._grouped(row))
         return self.screen.fit(line)
 
-    def note(self, note: Note) -> Text:
-        """Something between the bags."""
-        mark = self.screen.glyphs.bullet
-        style = "" if note.request is None else request_style(note.request)
-        text = self.screen.printable(note.text)
-        return self.screen.fit(Text.assemble((f"  {mark} ", ERROR if note.bad else DIM), (text, style)))
-
-    def parts(self, row: Row) -> list[int]:
-        """Nanoseconds at S5, S6, S7, on the wire and at S8 (means where the row stands for several bags)."""
-        return [round(_mean_time(row, key) or 0) for key in TIMED]
-
     def _bar(self, row: Row) -> Text:
-        parts = self.parts(row)
+        """The row's time, all rows on one scale: each part is as long as its station took."""
+        times = self.known.times(row)
+        parts = [round(times.get(key, 0)) for key in TIMED]
         cells = max(1, min(self.bar, round(sum(parts) / self.scale * self.bar)))
         beyond = sum(parts) > self.scale * 1.02
         line = Text()
@@ -168,28 +136,34 @@ class _Layout:
             line.append(mark * part, PROCESS_STYLES[STOPS[key].process])
         if beyond:
             line.append(self.screen.glyphs.beyond, DIM)
-        line.append(" " * (self.bar - line.cell_len))
-        return line
+        return line.append(" " * (self.bar - line.cell_len))
 
-    def cell(self, cell: Cell) -> str:
-        """A letter's fate in at most a word."""
+    def _note(self, note: Note) -> Text:
+        """Something between the bags."""
+        style = "" if note.request is None else request_style(note.request)
+        mark = (f"  {self.screen.glyphs.bullet} ", ERROR if note.bad else DIM)
+        return self.screen.fit(Text.assemble(mark, (self.screen.printable(note.text), style)))
+
+    def word(self, cell: Cell) -> str:
+        """A letter's fate in a word."""
         word = f"+{cell.stapled}" if cell.fate == rec.STAPLED else WORDS[cell.fate]
         return word + (self.screen.glyphs.end if cell.last else "")
 
-    def _lanes(self, row: Row) -> Text:
+    def _in_lanes(self, row: Row) -> Text:
+        """A lane for each request, so that one reads down what came to it."""
         line = Text()
         for number in self.names:
             cell = row.cells.get(number)
             if cell is None:
-                line.append((self.screen.glyphs.idle if self._waiting(number, row) else "").ljust(self.lane), DIM)
+                idle = self._under_way(number, row)
+                self.idle |= idle
+                line.append((self.screen.glyphs.idle if idle else "").ljust(self.lane), DIM)
             else:
-                line.append(self.cell(cell).ljust(self.lane), FATE_STYLES[STYLES[cell.fate]] or request_style(number))
+                line.append(self.word(cell).ljust(self.lane), FATE_STYLES[cell.fate] or request_style(number))
         return line
 
-    def _waiting(self, number: int, row: Row) -> bool:
-        """Whether the request was under way when the bag came."""
-        if not row.bags:
-            return False
+    def _under_way(self, number: int, row: Row) -> bool:
+        """Whether the request was open when the bag came."""
         request, bag = self.view.ledger.requests[number], row.bags[0]
         t = bag.process.wall(bag.sort.t_received)
         wall, close = request.process.wall, request.close
@@ -199,95 +173,34 @@ class _Layout:
         """Too many for lanes: names by fate, the exceptions first."""
         by_word: dict[str, list[int]] = {}
         for number, cell in sorted(row.cells.items()):
-            by_word.setdefault(self.cell(cell), []).append(number)
+            by_word.setdefault(self.word(cell), []).append(number)
         line = Text()
-        for word in sorted(by_word, key=lambda w: (w == WORDS[rec.PUT], w)):
+        for word in sorted(by_word, key=lambda word: (word == WORDS[rec.PUT], word)):
             line.append(word + " ", STRONG).append(_ranges(by_word[word]) + "  ")
         return line
 
-    def legend(self) -> Iterator[Text]:
+    def _legend(self) -> Iterator[Text]:
         """What the words mean, of those on the screen."""
-        met = {cell.fate for row in self.held for cell in row.cells.values()}
-        words = {
-            "put": rec.PUT in met and "laid in the mailbox",
-            "+n": rec.STAPLED in met and "stapled: n letters now hang on the one not taken yet",
-            "kept": rec.KEPT_BACK in met and "kept back for a later letter",
-            "late": LATE in met and "nobody waits for it any more",
-            self.screen.glyphs.end: any(c.last for row in self.held for c in row.cells.values()) and "the answer's last",
-            self.screen.glyphs.idle: self.lanes and "under way, no letter in this bag",
-        }
+        cells = [cell for row in self.held for cell in row.cells.values()]
+        met, glyphs = {cell.fate for cell in cells}, self.screen.glyphs
+        entries = (
+            ("put", "laid in the mailbox", rec.PUT in met),
+            ("+n", "stapled: n letters now hang on the one not taken yet", rec.STAPLED in met),
+            ("kept", "kept back for a later letter", rec.KEPT_BACK in met),
+            ("late", "nobody waits for it any more", LATE in met),
+            (glyphs.end, "the answer's last", any(cell.last for cell in cells)),
+            (glyphs.idle, "under way, no letter in this bag", self.idle),
+            (glyphs.gap, "bags left out, with the mean of each figure", any(row.why and row.bags for row in self.held)),
+            ("wait", "the longest that a letter of this bag lay there", any(c is WAIT for c, _, _ in self.columns)),
+        )
         line = Text("  ")
-        for word, meaning in words.items():
-            if not meaning:
-                continue
-            if line.cell_len + len(word) + len(meaning) + 3 > self.screen.width:
+        for word, meaning, shown in entries:
+            if shown and line.cell_len + len(word) + len(meaning) + 3 > self.screen.width:
                 yield self.screen.fit(line)
                 line = Text("  ")
-            line.append(word, STRONG).append(f" {meaning}  ", DIM)
-        if line.plain.strip():
-            yield self.screen.fit(line)
-
-
-def _columns(view: Mailroom) -> list[Column]:
-    def bag(row: Row) -> float | None:
-        return row.bags[0].sort.bag if len(row.bags) == 1 and not row.why else None
-
-    def whole(value: float) -> str:
-        return f"{value:,.0f}"
-
-    columns = [
-        Column("", "bag", STRONG, bag, lambda value: f"{value:.0f}"),
-        Column("", "letters", "", lambda row: _mean([b.sort.num_outputs for b in row.bags]), whole),
-        Column("", "bytes", "", lambda row: _mean([b.sort.body_size for b in row.bags]), whole),
-    ]
-    for key in TIMED:
-        stop = STOPS[key]
-        columns.append(Column(stop.code, stop.name, PROCESS_STYLES[stop.process], _timed(key), figures.ms))
-    return columns
-
-
-def _timed(key: str) -> Callable[[Row], float | None]:
-    return lambda row: _mean_time(row, key)
-
-
-def _extras(view: Mailroom) -> list[Column]:
-    """Columns for wide screens, the most telling first."""
-
-    def plan(name: str) -> Callable[[Row], float | None]:
-        return lambda row: _mean([float(getattr(step.schedule, name)) for step in row.steps])
-
-    def wait(row: Row) -> float | None:
-        found = [view.waits[id(bag)] for bag in row.bags if id(bag) in view.waits]
-        return max(found, default=None)
-
-    return [
-        Column("S9", "wait", PROCESS_STYLES["frontend"], wait, figures.ms),
-        Column("step's", "tokens", DIM, plan("num_tokens"), lambda value: f"{value:,.0f}"),
-        Column("", "running", DIM, plan("num_running"), lambda value: f"{value:,.0f}"),
-        Column("", "waiting", DIM, plan("num_waiting"), lambda value: f"{value:,.0f}"),
-        Column("KV", "used", DIM, plan("kv_usage"), lambda value: f"{value:.1%}"),
-    ]
-
-
-def _waits(run: Run) -> dict[int, int]:
-    """By bag: the longest time one of its letters lay in a mailbox."""
-    found: dict[int, int] = {}
-    for request in run.requests:
-        filled: list[Slot] = slots(request)
-        puts = [letter for letter in request.letters if letter.fate == rec.PUT]
-        for slot, letter in zip(filled, puts, strict=True):
-            if slot.t_take is not None:
-                found[id(letter.bag)] = max(found.get(id(letter.bag), 0), slot.t_take - slot.t_put)
-    return found
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _mean_time(row: Row, key: str) -> float | None:
-    held = [bag_intervals(bag) for bag in row.bags] or [step_intervals(step) for step in row.steps]
-    return _mean([found[key][1] - found[key][0] for found in held if key in found])
+            if shown:
+                line.append(word, STRONG).append(f" {meaning}  ", DIM)
+        yield self.screen.fit(line)
 
 
 def _account(bags: Sequence[Bag]) -> str:
@@ -305,9 +218,8 @@ def _ranges(numbers: Sequence[int]) -> str:
             parts[-1].append(number)
         else:
             parts.append([number])
-    return " ".join(
-        f"{request_name(p[0])}-{request_name(p[-1])}" if len(p) > 2 else " ".join(request_name(n) for n in p) for p in parts
-    )
+    long = {id(part): f"{request_name(part[0])}-{request_name(part[-1])}" for part in parts if len(part) > 2}
+    return " ".join(long.get(id(part)) or " ".join(request_name(number) for number in part) for part in parts)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import Bag, RequestJourney, Run, StepJourney
 from vllm_lite.tracing.stations import STATIONS
 
-WIRE, QUEUED, PREFILL, DECODE, ABORT = "wire", "queued", "prefill", "decode", "abort"
+WIRE_IN, WIRE = "wire in", "wire"
+QUEUED, PREFILL, DECODE, ABORT = "queued", "prefill", "decode", "abort"
 
 
 class Stop(NamedTuple):
@@ -37,7 +38,9 @@ def _station(code: str) -> Stop:
 STOPS: dict[str, Stop] = {
     stop.key: stop
     for stop in (
-        *(_station(code) for code in ("S1", "S2", "S3", "S4")),
+        *(_station(code) for code in ("S1", "S2", "S3")),
+        Stop(WIRE_IN, "", "wire", "wire"),
+        _station("S4"),
         Stop(QUEUED, "", "queued", "engine-core"),
         Stop(PREFILL, "", "prefill", "engine-core"),
         Stop(DECODE, "", "decode", "engine-core"),
@@ -157,6 +160,9 @@ def _entrance(request: RequestJourney, found: dict[str, list[Interval]]) -> None
         start = post.t1
     for stay in request.stays:
         core = stay.process.wall
+        if stay.receive is not None and stay.post is not None:
+            sent = wall(stay.post.t1)
+            found[WIRE_IN].append((sent, max(sent, core(stay.receive.t0))))
         if stay.receive is not None:
             found["S4"].append((core(stay.receive.t0), core(stay.receive.t1)))
         for spell in stay.spells:

@@ -17,10 +17,10 @@ from vllm_lite.tracing.journey import LATE, Bag, RequestJourney, Run, StepJourne
 
 ALIKE_FROM = 8  # so many bags in a row that tell the same shrink to six rows
 REASONS = {
-    "client_disconnect": "its caller left",
-    "stop_string": "its stop string was found",
-    "api": "abort() was called",
-    "shutdown": "the engine was shut down",
+    "client_disconnect": "caller left",
+    "stop_string": "stop string found",
+    "api": "abort() called",
+    "shutdown": "engine shut down",
 }
 
 
@@ -41,6 +41,7 @@ class Row:
     steps: list[StepJourney]
     cells: dict[int, Cell] = field(default_factory=dict)  # by number of the request in the run
     why: str = ""
+    mixed: bool = False  # the bags left out are not alike
 
     @property
     def story(self) -> object:
@@ -108,7 +109,7 @@ class Ledger:
         text = f"{request_name(number)} abort: {REASONS.get(abort.reason, abort.reason)}"
         heard = [p.wall(r.t) for p, r in request.abort_receipts if set(r.internal_ids) & set(abort.internal_ids)]
         if heard:
-            text += f"; the engine core heard it {span(max(0, min(heard) - request.process.wall(abort.t)))} later"
+            text += f"; the core heard it {span(max(0, min(heard) - request.process.wall(abort.t)))} later"
         if request.late:
             text += f"; {count(len(request.late), 'late letter')}"
         return Note(text, number, bad=abort.reason != "stop_string")
@@ -142,8 +143,9 @@ def _shrink(alike: list[Row]) -> list[Row]:
 def _gap(rows: Sequence[Row | Note], how: str) -> Row:
     held = [row for row in rows if isinstance(row, Row)]
     bags = [bag for row in held for bag in row.bags]
-    notes = f" and {count(len(rows) - len(held), 'event')}" if len(held) < len(rows) else ""
-    return Row(bags, [step for row in held for step in row.steps], why=f"mean of {len(bags)} {how}{notes}")
+    notes = f", {count(len(rows) - len(held), 'event')}" if len(held) < len(rows) else ""
+    steps = [step for row in held for step in row.steps]
+    return Row(bags, steps, mixed=how == "more", why=f"{len(bags):,} {how}{notes}")
 
 
 def fates(bags: Sequence[Bag]) -> Counter[str]:

@@ -1,6 +1,6 @@
 """How every view looks: one palette, two sets of glyphs, and the rule that no line is wider than the screen.
 
-Process: whichever prints. Knows: rich, and the names of processes and fates. Does not know: what a view shows.
+Process: whichever prints. Knows: rich, processes and fates. Does not know: what a view shows.
 Mirrors: nothing in vLLM.
 """
 
@@ -11,13 +11,16 @@ from typing import NamedTuple
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
+from vllm_lite.tracing import records as rec
+from vllm_lite.tracing.journey import LATE
+
 DIM = "grey58"
 STRONG = "bold"
 ERROR = "bold #ff5f5f"
-PROCESS_STYLES = {"frontend": "#5fafff", "engine-core": "#e0af48", "worker": "#d787d7", "wire": "grey62"}
+PROCESS_STYLES = {"frontend": "#4f9fef", "engine-core": "#d19a2c", "worker": "#c678c6", "wire": "grey62"}
 PROCESS_NAMES = {"frontend": "front end", "engine-core": "engine core", "worker": "worker", "wire": "wire"}
-FATE_STYLES = {"put": "", "stapled": "bold", "kept": DIM, "late": "#ff5f5f"}
-_REQUEST_STYLES = ("#5fd787", "#ffaf87", "#5fd7d7", "#d7d75f", "#af87ff", "#ff87af", "#87d75f", "#d7af87")
+FATE_STYLES = {rec.PUT: "", rec.STAPLED: "bold", rec.KEPT_BACK: DIM, LATE: "#ff5f5f"}  # "": the request's own
+_REQUEST_STYLES = ("#3fbf6f", "#f0905a", "#2fb5b5", "#b8a82a", "#9a7cf0", "#f06f9a", "#7ab33a", "#b98f6a")
 
 
 class Glyphs(NamedTuple):
@@ -26,6 +29,7 @@ class Glyphs(NamedTuple):
     levels: str
     bar: str
     rule: str
+    heavy: str
     grid: str
     border: str
     beyond: str
@@ -39,8 +43,8 @@ class Glyphs(NamedTuple):
     phases: str
 
 
-UNICODE = Glyphs(" ▁▂▃▄▅▆▇", "▆", "─", "┊", "│", "»", "…", "←", "→", "·", "⋮", "■", "•", "▁▄▆")
-ASCII = Glyphs(" .:-=+*#", "#", "-", "|", "|", ">", "...", "<", ">", ".", ":", "#", "*", ".+#")
+UNICODE = Glyphs(" ▁▂▃▄▅▆▇", "▆", "─", "━", "┊", "│", "»", "…", "←", "→", "·", "┆", "■", "•", "▁▄▆")
+ASCII = Glyphs(" .:-=+*#", "#", "-", "=", "|", "|", ">", "...", "<", ">", ".", ":", "#", "*", ".+#")
 
 
 class Screen(NamedTuple):
@@ -76,12 +80,19 @@ class Screen(NamedTuple):
 
     def title(self, name: str, *facts: str) -> Text:
         """A view's first line: its name, what it holds, and a rule to the right edge."""
-        line = Text.assemble((name.upper(), STRONG))
+        line = Text().append(name.upper(), STRONG)
         for fact in facts:
             line.append("  ").append(fact, DIM)
+        return self._ruled(line, self.glyphs.rule)
+
+    def heading(self, text: str) -> Text:
+        """Above several views that belong together."""
+        return self._ruled(Text().append(f"{self.glyphs.heavy * 2} {text}", STRONG), self.glyphs.heavy)
+
+    def _ruled(self, line: Text, rule: str) -> Text:
         room = self.width - line.cell_len - 2
         if room > 0:
-            line.append("  ").append(self.glyphs.rule * room, DIM)
+            line.append("  ").append(rule * room, DIM)
         return self.fit(line)
 
 

@@ -207,12 +207,12 @@ def _story(request: RequestJourney) -> str:
         return "still open where the recording ends"
     text = figures.count(close.num_prompt_tokens, "prompt token")
     if close.num_cached_tokens:
-        text += f" ({close.num_cached_tokens} from the prefix cache)"
-    text += f", {figures.count(close.num_output_tokens, 'answer token')}; {ending(request)}"
+        text += f" ({close.num_cached_tokens} cached)"
+    text += f", {figures.count(close.num_output_tokens, 'answer token')}, {ending(request)}"
     if close.stop_reason is not None:
         text += f" at {close.stop_reason!a}"
     if (first := first_token(request)) is not None:
-        text += f"; first letter after {figures.span(first)}"
+        text += f"; first after {figures.span(first)}"
     return text
 
 

@@ -22,6 +22,7 @@ from vllm_lite.console.passage import (
     QUEUED,
     STOPS,
     WIRE,
+    WIRE_IN,
     Stop,
     bag_intervals,
     first_token,
@@ -38,7 +39,7 @@ from vllm_lite.tracing.stations import STATIONS
 
 LABEL = 13
 MEANING_FROM = 110  # narrower screens leave the stations' meaning out
-PER_REQUEST = ("S1", "S2", "S3", "S4", QUEUED, PREFILL, DECODE, "S9", ABORT)
+PER_REQUEST = ("S1", "S2", "S3", WIRE_IN, "S4", QUEUED, PREFILL, DECODE, "S9", ABORT)
 
 
 class Totals:
@@ -104,7 +105,7 @@ def _letters(run: Run) -> Iterator[tuple[str, str, str]]:
     text = f"{count(puts, 'put')} = {count(takes, 'take')} + {count(staples, 'staple')} + {left:,} left"
     yield "mailboxes", text + ("" if holds else " does not add up"), "" if holds else ERROR
     aborts = Counter(abort.reason for request in run.requests for abort in request.aborts)
-    reasons = ", ".join(f"{n} because {REASONS.get(reason, reason)}" for reason, n in aborts.most_common())
+    reasons = ", ".join(f"{n} {REASONS.get(reason, reason)}" for reason, n in aborts.most_common())
     yield "aborts", f"{aborts.total()}" + (f": {reasons}" if reasons else ""), ""
 
 
@@ -167,7 +168,8 @@ _MEANINGS = {
     QUEUED: "waits for a step",
     PREFILL: "its prompt is computed",
     DECODE: "its answer, a token a step",
-    WIRE: "the bag between two processes",
+    WIRE_IN: "a request between two processes",
+    WIRE: "a bag between two processes",
     ABORT: "given up, until the core hears it",
 }
 

@@ -8,7 +8,6 @@ Mirrors: vllm/entrypoints/cli/main.py
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
@@ -16,7 +15,7 @@ from vllm_lite import __version__
 from vllm_lite.entrypoints.cli import trace_check, trace_run, trace_show
 from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, EngineStartError, QueueOverflowError, VLLMClientError
 
-OK, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -49,9 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error, FAILED)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read us has seen enough
-        return OK
     return code
 
 

@@ -91,15 +91,13 @@ class Session:
     def show(self) -> None:
         """Mailroom, waterfalls, totals, and how to see them again."""
         if (run := self.recorded()) is not None:
-            views.mailroom(self.console, run)
-            views.requests(self.console, run)
-            views.totals(self.console, run)
+            views.show(self.console, run)
             self.look_again()
 
     def look_again(self) -> None:
         """The commands that show and check this run."""
-        screen = Screen.of(self.console)
-        self.console.print(screen.title("look again"))
+        self.console.print(Text())
+        self.console.print(Screen.of(self.console).title("look again"))
         for command in ("show", "check"):
             self.console.print(Text(f"vllm-lite trace {command} {self.run_dir}"), soft_wrap=True)
 

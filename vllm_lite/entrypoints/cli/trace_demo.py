@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from vllm_lite.console.bag import BagView
+from vllm_lite.console.mailroom import Mailroom
 from vllm_lite.console.theme import Screen, request_name
 from vllm_lite.console.timeline import Overview, Waterfall
 from vllm_lite.engine_args import AsyncEngineArgs
@@ -22,7 +23,7 @@ from vllm_lite.entrypoints.cli.session import Session
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tracing.journey import Run
 
-Picture = Callable[[Console, Run, int], None]
+Picture = Callable[[Run, int], RenderableType]  # of an act's part of the run, and the number of its first request
 
 
 class Ask(NamedTuple):
@@ -43,22 +44,21 @@ class Act(NamedTuple):
     pictures: tuple[Picture, ...]
 
 
-def _mailroom(console: Console, run: Run, first: int) -> None:
-    views.mailroom(console, run, first=first)
+def _mailroom(run: Run, first: int) -> RenderableType:
+    return Mailroom(run, first=first)
 
 
-def _waterfall(console: Console, run: Run, first: int) -> None:
-    console.print(Waterfall(run.requests[0], first))
+def _waterfall(run: Run, first: int) -> RenderableType:
+    return Waterfall(run.requests[0], first)
 
 
-def _overview(console: Console, run: Run, first: int) -> None:
-    console.print(Overview(run, first=first))
+def _overview(run: Run, first: int) -> RenderableType:
+    return Overview(run, first=first)
 
 
-def _bag(console: Console, run: Run, first: int) -> None:
+def _bag(run: Run, first: int) -> RenderableType:
     """The middle one under the glass."""
-    if run.bags:
-        console.print(BagView(run, run.bags[len(run.bags) // 2].sort.bag, first))
+    return BagView(run, run.bags[len(run.bags) // 2].sort.bag, first)
 
 
 ACTS = (
@@ -71,7 +71,7 @@ ACTS = (
     Act(
         "a stop string",
         "Only the clerk sees text. It finds the stop string and tells the engine core, which may have made one letter more.",
-        (Ask("Count from one to twenty in words.", 48, stop="five"),),
+        (Ask("List the days of the week.", 48, stop="Wednesday"),),
         (_mailroom,),
     ),
     Act(
@@ -83,7 +83,7 @@ ACTS = (
     Act(
         "two long answers at once",
         "One step computes a token for both, and one bag carries both letters. Neither waits for the other.",
-        (Ask("Tell me a story about a postman.", 64), Ask("Explain how a bicycle stays upright.", 64)),
+        (Ask("What does a postman do?", 64), Ask("Who was Albert Einstein?", 64)),
         (_mailroom, _overview),
     ),
 )
@@ -96,7 +96,7 @@ def play_demo(console: Console, engine_args: AsyncEngineArgs) -> int:
     with Session(console, engine_args, show_map=True) as session:
         for index, act in enumerate(ACTS):
             console.print(Text())
-            console.print(screen.title(f"act {index + 1} of {len(ACTS)}: {act.name}"))
+            console.print(screen.heading(f"Act {index + 1} of {len(ACTS)}: {act.name}"))
             console.print(Text(act.caption, "italic"))
             calls = [_call(first + i, ask) for i, ask in enumerate(act.asks)]
             session.answer(calls, len(calls))
@@ -104,11 +104,11 @@ def play_demo(console: Console, engine_args: AsyncEngineArgs) -> int:
             if run is None or session.interrupted:
                 break
             for picture in act.pictures:
-                picture(console, views.part(run, {call.request_id for call in calls}), first)
+                console.print(Text())
+                console.print(picture(views.part(run, {call.request_id for call in calls}), first))
             first += len(calls)
     if (run := session.recorded()) is not None:
-        console.print(Text())
-        views.totals(console, run)
+        views.show(console, run, ("totals",))
         session.look_again()
     return session.exit_code
 

@@ -7,7 +7,6 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from vllm_lite.config.checks import refuse
 from vllm_lite.console.bag import BagView
@@ -15,9 +14,6 @@ from vllm_lite.console.theme import new_console, request_name
 from vllm_lite.console.timeline import Waterfall
 from vllm_lite.entrypoints.cli import views
 from vllm_lite.tracing.journey import Run, load_run
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 EXAMPLES = """examples:
   vllm-lite trace show RUN                        mailroom, waterfalls, totals
@@ -40,7 +36,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     parser.add_argument("dir", metavar="DIR", help="the run directory")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--view", choices=("mailroom", "request", "totals"), help="one view instead of all three")
+    what.add_argument("--view", choices=views.VIEWS, help="one view instead of all three")
     what.add_argument("--request", metavar="ID", help="the waterfall of one request")
     what.add_argument("--bag", metavar="N", type=int, help="one bag, in microseconds")
     parser.add_argument("--all", action="store_true", help="leave nothing out of the middle of long runs")
@@ -56,17 +52,8 @@ def run(args: argparse.Namespace) -> int:
     elif args.bag is not None:
         console.print(_bag(loaded, args.bag))
     else:
-        _show(console, loaded, args.view, everything=args.all)
+        views.show(console, loaded, (args.view,) if args.view else views.VIEWS, everything=args.all)
     return 0
-
-
-def _show(console: Console, loaded: Run, view: str | None, *, everything: bool) -> None:
-    if view in (None, "mailroom"):
-        views.mailroom(console, loaded, everything=everything)
-    if view in (None, "request"):
-        views.requests(console, loaded, everything=everything)
-    if view in (None, "totals"):
-        views.totals(console, loaded)
 
 
 def _find(loaded: Run, wanted: str) -> int:

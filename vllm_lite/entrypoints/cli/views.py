@@ -1,46 +1,32 @@
 """Which views follow each other on the screen, for one run or a part of it.
 
-Process: front end. Knows: the console's views. Does not know: engines.
+Process: front end, or a reader's own. Knows: the console's views. Does not know: engines.
 Mirrors: nothing in vLLM.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.text import Text
 
 from vllm_lite.console.mailroom import ROWS, Mailroom
 from vllm_lite.console.timeline import LINES, Overview, Waterfall
 from vllm_lite.console.totals import Totals
 from vllm_lite.tracing.journey import RequestJourney, Run
 
+VIEWS = ("mailroom", "request", "totals")
 WATERFALLS = 3
 
 
-def mailroom(console: Console, run: Run, *, everything: bool = False, first: int = 0) -> None:
-    """The bags; at level 1, where single letters are not recorded, a sentence that says so."""
-    if run.requests and not any(bag.letters for bag in run.bags) and any(bag.sort.num_outputs for bag in run.bags):
-        console.print("Single letters are recorded from level 2: at level 1 there is no mailroom to show.")
-        return
-    console.print(Mailroom(run, None if everything else ROWS, first))
-
-
-def requests(console: Console, run: Run, *, everything: bool = False, first: int = 0) -> None:
-    """All requests on one axis, then waterfalls: of each request, or of a few that differ."""
-    if len(run.requests) != 1:
-        console.print(Overview(run, None if everything else LINES, first))
-    numbered = list(enumerate(run.requests, first))
-    if not everything and len(numbered) > WATERFALLS:
-        numbered = _different(numbered)
-    for number, request in numbered:
-        console.print(Waterfall(request, number))
-
-
-def totals(console: Console, run: Run) -> None:
-    """The figures."""
-    console.print(Totals(run))
+def show(console: Console, run: Run, views: Iterable[str] = VIEWS, *, everything: bool = False) -> None:
+    """Print these views of the whole run, a blank line before each; `everything` leaves nothing out of long ones."""
+    for name in views:
+        for view in _VIEWS[name](run, everything):
+            console.print(Text())
+            console.print(view)
 
 
 def part(run: Run, request_ids: Collection[str]) -> Run:
@@ -51,13 +37,46 @@ def part(run: Run, request_ids: Collection[str]) -> Run:
     return dataclasses.replace(run, requests=wanted, steps=steps, bags=bags)
 
 
+def _mailroom(run: Run, everything: bool) -> Iterator[RenderableType]:
+    if run.requests and not any(bag.letters for bag in run.bags) and any(bag.sort.num_outputs for bag in run.bags):
+        yield Text("Single letters are recorded from level 2: there is no mailroom at level 1.")
+    else:
+        yield Mailroom(run, None if everything else ROWS)
+
+
+def _requests(run: Run, everything: bool) -> Iterator[RenderableType]:
+    """All requests on one axis, then waterfalls: of each request, or of a few that differ."""
+    if len(run.requests) != 1:
+        yield Overview(run, None if everything else LINES)
+    numbered = list(enumerate(run.requests))
+    if not everything and len(numbered) > WATERFALLS:
+        numbered = _different(numbered)
+    for number, request in numbered:
+        yield Waterfall(request, number)
+
+
+def _totals(run: Run, everything: bool) -> Iterator[RenderableType]:
+    yield Totals(run)
+
+
+_VIEWS = {"mailroom": _mailroom, "request": _requests, "totals": _totals}
+
+
 def _different(numbered: list[tuple[int, RequestJourney]]) -> list[tuple[int, RequestJourney]]:
     """The first one, and the first ones that were stapled, or aborted, or preempted."""
     chosen = [numbered[0]]
-    for matters in (
-        lambda request: request.close is not None and request.close.staples > 0,
-        lambda request: bool(request.aborts),
-        lambda request: any(len(stay.spells) > 1 for stay in request.stays),
-    ):
+    for matters in (_was_stapled, _was_aborted, _was_preempted):
         chosen += [item for item in numbered if matters(item[1]) and item not in chosen][:1]
     return chosen[:WATERFALLS]
+
+
+def _was_stapled(request: RequestJourney) -> bool:
+    return request.close is not None and request.close.staples > 0
+
+
+def _was_aborted(request: RequestJourney) -> bool:
+    return bool(request.aborts)
+
+
+def _was_preempted(request: RequestJourney) -> bool:
+    return any(len(stay.spells) > 1 for stay in request.stays)

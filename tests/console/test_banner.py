@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.console.screens import Golden, lines, render, without_styles
+from vllm_lite.console.banner import SHORT, Banner, EngineFacts
+from vllm_lite.tracing.stations import STATIONS
+
+FACTS = EngineFacts(
+    *("SmolLM2-135M-Instruct", "cpu", "float32", "torch_sdpa", "uni", 2048, 16, 92 << 20, 4001, [4002], 3.14, 3, "/runs/1")
+)
+
+
+def test_golden(golden: Golden) -> None:
+    golden("banner", Banner(FACTS))
+
+
+def test_the_facts() -> None:
+    text = lines(Banner(FACTS, show_map=False), 80)
+    assert text[1:] == [
+        "cpu, float32, torch_sdpa, executor uni, ready after 3.1 s",
+        "pids: front end 4001, engine core 4002",
+        "KV cache: 2,048 blocks of 16 tokens, 92 MiB",
+        "trace level 3, run /runs/1",
+    ]
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    assert lines(Banner(EngineFacts("m", device="cpu"), show_map=False), 80)[1:] == ["cpu"]
+
+
+def test_the_map_has_every_station_under_its_name() -> None:
+    text = "\n".join(lines(Banner(FACTS), 80))
+    assert all(f"{station.code} {station.name} " in text for station in STATIONS.values())
+    assert SHORT.keys() == STATIONS.keys()
+    assert all(short in text for short in SHORT.values())
+
+
+@pytest.mark.parametrize("width", [20, 40, 79, 80, 120])
+def test_never_wider_than_the_screen(width: int) -> None:
+    for terminal in (False, True):
+        assert max(len(line) for line in without_styles(render(Banner(FACTS), width, terminal)).splitlines()) <= width

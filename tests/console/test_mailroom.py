@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.console.screens import Golden, lines, render, without_styles
+from tests.console.story import MS, Caller, Teller, crowd, long_story, short_story
+from vllm_lite.console.demo import canned_run
+from vllm_lite.console.mailroom import Mailroom
+
+
+def test_golden(golden: Golden) -> None:
+    golden("mailroom", Mailroom(short_story()))
+    golden("mailroom-canned", Mailroom(canned_run()))
+    golden("mailroom-long", Mailroom(long_story()))
+    golden("mailroom-crowd", Mailroom(crowd()))
+
+
+@pytest.mark.parametrize("width", [20, 40, 59, 60, 79, 80, 81, 100, 119, 160, 200, 300])
+def test_never_wider_than_the_screen(width: int) -> None:
+    for run in (short_story(), crowd()):
+        for terminal in (False, True):
+            text = without_styles(render(Mailroom(run), width, terminal, colour=terminal))
+            assert max(len(line) for line in text.splitlines()) <= width
+
+
+def test_plain_screens_are_ascii() -> None:
+    assert render(Mailroom(crowd()), 120).isascii()
+
+
+def test_the_same_words_with_and_without_colours() -> None:
+    plain = render(Mailroom(short_story()), 80, terminal=True)
+    coloured = render(Mailroom(short_story()), 80, terminal=True, colour=True)
+    assert without_styles(coloured) == without_styles(plain)
+    assert "\x1b[38;2;" in coloured
+    assert "\x1b[38" not in plain
+
+
+def test_one_row_for_each_bag_with_rows_none() -> None:
+    text = lines(Mailroom(long_story(), rows=None))
+    numbers = [line.split()[0] for line in text if line[:5].strip().isdigit()]
+    assert numbers == [str(n) for n in range(60)]
+
+
+def test_lanes_where_there_is_room_and_names_by_fate_where_there_is_not() -> None:
+    run = Teller([Caller(answer=2) for _ in range(9)]).tell()
+    assert "A    B    C    D    E    F    G    H    I" in "\n".join(lines(Mailroom(run), 120))
+    assert any(line.endswith("| put A-I") for line in lines(Mailroom(run), 80))
+
+
+def test_exceptions_come_first_where_names_are_grouped() -> None:
+    callers = [Caller(answer=6, slow=40 * MS if i == 3 else 0, stops=i == 5) for i in range(9)]
+    text = lines(Mailroom(Teller(callers).tell()), 100)
+    assert any(line.endswith("| +1 D  put A-C E-I") for line in text)
+
+
+def test_a_request_under_way_without_a_letter_has_a_dot() -> None:
+    run = Teller([Caller(20, 8), Caller(300, 4)], chunk=100).tell()
+    first = next(line for line in lines(Mailroom(run)) if line.startswith("    0 "))
+    assert first.endswith("| put  .")
+    assert any(". under way, no letter in this bag" in line for line in lines(Mailroom(run)))
+
+
+def test_numbers_go_on_in_a_part_of_a_run() -> None:
+    run = Teller([Caller(answer=1)]).tell()
+    assert lines(Mailroom(run, first=3))[2].endswith("| D")
+
+
+def test_without_single_letters_the_counts_stand_in_their_place() -> None:
+    text = lines(Mailroom(short_story(level=1)))
+    assert text[3].endswith("| 3 put")
+    assert any(line.endswith("| 1 put, 1 stapled") for line in text)
+
+
+def test_a_run_without_a_bag() -> None:
+    run = short_story()
+    run.bags.clear()
+    run.steps.clear()
+    for request in run.requests:
+        request.aborts.clear()
+    assert lines(Mailroom(run))[1] == "No bag was sorted in this run."

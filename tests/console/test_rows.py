@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from tests.console.story import Caller, Teller, crowd, long_story, short_story
+from vllm_lite.console.demo import canned_run
+from vllm_lite.console.rows import ALIKE_FROM, Cell, Ledger, Note, Row, fates, shorten
+from vllm_lite.tracing import records as rec
+from vllm_lite.tracing.journey import LATE
+
+
+def rows_of(ledger: Ledger) -> list[Row]:
+    return [row for row in ledger.rows if isinstance(row, Row)]
+
+
+def test_a_row_for_each_bag_with_what_each_request_got() -> None:
+    rows = rows_of(Ledger(short_story()))
+    assert [row.bags[0].sort.bag for row in rows] == list(range(9))
+    assert [row.cells[1] for row in rows[:8]] == [
+        *(Cell(rec.PUT), Cell(rec.PUT), Cell(rec.STAPLED, 1), Cell(rec.PUT), Cell(rec.STAPLED, 1), Cell(rec.STAPLED, 2)),
+        *(Cell(rec.PUT), Cell(rec.STAPLED, 1, last=True)),
+    ]
+    assert rows[4].cells[2] == Cell(rec.PUT, last=True)
+    assert rows[5].cells[2] == Cell(LATE)
+    assert 2 not in rows[6].cells
+
+
+def test_numbers_begin_where_they_are_told_to() -> None:
+    rows = rows_of(Ledger(short_story(), first=10))
+    assert sorted(rows[0].cells) == [10, 11, 12]
+
+
+def test_an_abort_stands_after_the_bag_that_brought_it_about() -> None:
+    rows = Ledger(short_story()).rows
+    note = rows[5]
+    assert isinstance(note, Note)
+    assert not note.bad
+    assert note.request == 2
+    assert note.text == "C abort: stop string found; the core heard it 140 us later; 1 late letter"
+
+
+def test_a_caller_that_left_is_told_as_such_and_has_no_last_letter() -> None:
+    ledger = Ledger(Teller([Caller(answer=9, leaves_after=3)]).tell())
+    (note,) = [row for row in ledger.rows if isinstance(row, Note)]
+    assert note.bad
+    assert note.text == "A abort: caller left; the core heard it 140 us later"
+    assert not any(cell.last for row in rows_of(ledger) for cell in row.cells.values())
+
+
+def test_a_preemption_and_a_death_are_told() -> None:
+    notes = [row.text for row in Ledger(canned_run()).rows if isinstance(row, Note)]
+    assert "C preempted: its KV blocks went to others, it queues and computes again" in notes
+    notes = [row.text for row in Ledger(canned_run(engine_dies=True)).rows if isinstance(row, Note)]
+    assert notes[-1] == "engine core 0 died"
+
+
+def test_a_step_without_a_letter_has_a_row_of_its_own() -> None:
+    first = rows_of(Ledger(Teller([Caller(prompt=300, answer=2)], chunk=128).tell()))[0]
+    assert first.bags == []
+    assert len(first.steps) == 1
+    assert first.why == "no letter yet: 128 prompt tokens of A"
+
+
+def test_bags_that_tell_the_same_shrink() -> None:
+    rows = shorten(Ledger(long_story()).rows, 24)
+    texts = [row.text if isinstance(row, Note) else row.why or row.bags[0].sort.bag for row in rows]
+    assert texts == [
+        *(0, 1, 2, 3, 4, "35 alike", 40, 41, "B abort: caller left; the core heard it 140 us later"),
+        *(42, 43, 44, "12 alike", 57, 58, 59),
+    ]
+    gap = rows[5]
+    assert isinstance(gap, Row)
+    assert not gap.mixed
+    assert [bag.sort.bag for bag in gap.bags] == list(range(5, 40))
+
+
+def test_a_run_of_alike_bags_must_be_long_to_shrink() -> None:
+    run = Teller([Caller(answer=ALIKE_FROM - 1)]).tell()
+    assert len(shorten(Ledger(run).rows, 3)) == 3
+    assert len(shorten(Ledger(run).rows, ALIKE_FROM - 1)) == ALIKE_FROM - 1
+
+
+def test_a_long_varied_run_loses_its_middle_and_says_what_it_was() -> None:
+    everything = Ledger(crowd()).rows
+    rows = shorten(everything, 12)
+    assert len(rows) == 12
+    (gap,) = [row for row in rows if isinstance(row, Row) and row.why]
+    left_out = len(everything) - 11
+    events = left_out - len(gap.bags)
+    assert gap.mixed
+    assert gap.why == f"{len(gap.bags)} more, {events} events"
+    assert rows[-1] is everything[-1]
+
+
+def test_no_limit_shows_all() -> None:
+    everything = Ledger(crowd()).rows
+    assert shorten(everything, None) == everything
+
+
+def test_fates_are_the_bags_own_counts() -> None:
+    assert fates(short_story(level=1).bags) == {rec.PUT: 18, rec.STAPLED: 4, rec.KEPT_BACK: 0, LATE: 1}

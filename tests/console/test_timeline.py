@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.console.screens import Golden, lines, render, without_styles
+from tests.console.story import Caller, Teller, crowd, short_story
+from vllm_lite.console.demo import canned_run
+from vllm_lite.console.timeline import Overview, Waterfall, ending
+
+
+def test_golden(golden: Golden) -> None:
+    run = short_story()
+    for number, name in enumerate("abc"):
+        golden(f"waterfall-{name}", Waterfall(run.requests[number], number))
+    golden("waterfall-preempted", Waterfall(canned_run().requests[2], 2))
+    golden("waterfall-dead", Waterfall(canned_run(engine_dies=True).requests[0], 0))
+    golden("overview", Overview(run))
+    golden("overview-crowd", Overview(crowd()))
+
+
+@pytest.mark.parametrize("width", [20, 40, 79, 80, 99, 100, 120, 200])
+def test_never_wider_than_the_screen(width: int) -> None:
+    run = crowd()
+    for view in (Overview(run), Waterfall(run.requests[3], 3)):
+        for terminal in (False, True):
+            text = without_styles(render(view, width, terminal, colour=terminal))
+            assert max(len(line) for line in text.splitlines()) <= width
+            assert terminal or text.isascii()
+
+
+def test_every_station_that_was_met_has_a_row() -> None:
+    text = lines(Waterfall(short_story().requests[2], 2))
+    labels = [line[12:24].strip() for line in text[3:-1]]
+    assert labels == [
+        *("S1 accept", "S2 tokenise", "S3 post", "wire", "S4 receive", "queued", "prefill", "decode"),
+        *("S5 schedule", "S6 execute", "S7 bag", "wire", "S8 sort", "S9 mailbox", "abort"),
+    ]
+    assert [line[:11].strip() for line in text[3:-1]] == [
+        *("front end", "", "", "wire", "engine core", "", "", "", "", "worker", "engine core", "wire", "front end", "", ""),
+    ]
+
+
+def test_the_figures_of_a_row() -> None:
+    text = "\n".join(lines(Waterfall(short_story().requests[2], 2)))
+    assert "S2 tokenise       1      0.84 |" in text
+    assert "S8 sort           6      1.48 |" in text
+    assert "C 28 prompt tokens, 5 answer tokens, stop at '.'; first after 33.6 ms" in text
+    assert "mailbox: 5 puts = 5 takes + 0 staples + 0 left; longest wait 45 us" in text
+
+
+def test_an_id_cannot_draw_on_the_screen() -> None:
+    request = short_story().requests[0]
+    request.accept.external_id = "x\x1b[2J\n"
+    assert "\x1b" not in render(Waterfall(request, 0), 80)
+    assert "REQUEST A  x\\x1b[2J\\n  " in render(Waterfall(request, 0), 80)
+
+
+def test_a_request_without_an_end_is_drawn_as_far_as_it_came() -> None:
+    run = short_story()
+    run.requests[0].close = None
+    text = lines(Waterfall(run.requests[0], 0))
+    assert text[1] == "A still open where the recording ends"
+    assert ending(run.requests[0]) == "open"
+    assert next(line for line in lines(Overview(run)) if line.startswith("A ")).endswith("12       9  open")
+
+
+def test_a_refused_request_is_one_mark_on_the_axis() -> None:
+    run = Teller([Caller(), Caller()]).tell()
+    refused = run.requests[1]
+    refused.stays.clear()
+    text = next(line for line in lines(Overview(run)) if line.startswith("B "))
+    assert text[3] == "*"
+
+
+def test_endings_in_words() -> None:
+    crowded = {ending(request) for request in crowd().requests}
+    assert crowded == {"length", "stop", "aborted"}
+    assert ending(canned_run(engine_dies=True).requests[0]) == "engine dead"
+
+
+def test_the_middle_of_many_requests_is_counted() -> None:
+    text = lines(Overview(crowd(), rows=9))
+    names = [line.split()[0] for line in text[2:-1]]
+    assert names == ["A", "B", "C", "D", "E", "F", ":", "AL", "AM", "AN"]
+    assert ": 31 requests more" in text
+    assert len(lines(Overview(crowd(), rows=None))) == 2 + 40 + 1
+
+
+def test_names_go_on_in_a_part_of_a_run() -> None:
+    text = lines(Overview(short_story(), first=25))
+    assert [line.split()[0] for line in text[2:5]] == ["Z", "AA", "AB"]
+
+
+def test_a_run_without_requests() -> None:
+    run = short_story()
+    run.requests.clear()
+    assert lines(Overview(run))[1] == "No request was traced in this run."

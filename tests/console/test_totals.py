@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.console.screens import Golden, lines, render, without_styles
+from tests.console.story import MS, US, Caller, Teller, crowd, short_story
+from vllm_lite.console.demo import canned_run
+from vllm_lite.console.passage import STOPS, WIRE
+from vllm_lite.console.totals import Totals, durations
+from vllm_lite.tracing import records as rec
+from vllm_lite.tracing.stations import STATIONS
+
+
+def test_golden(golden: Golden) -> None:
+    golden("totals", Totals(short_story()))
+    golden("totals-crowd", Totals(crowd()))
+    golden("totals-dead", Totals(canned_run(engine_dies=True)))
+
+
+@pytest.mark.parametrize("width", [20, 79, 80, 109, 110, 120, 200])
+def test_never_wider_than_the_screen(width: int) -> None:
+    for terminal in (False, True):
+        text = without_styles(render(Totals(crowd()), width, terminal, colour=terminal))
+        assert max(len(line) for line in text.splitlines()) <= width
+
+
+def test_the_sentences() -> None:
+    text = lines(Totals(short_story()))
+    assert text[1:10] == [
+        "requests     3: 2 length, 1 stop",
+        "tokens       49 in prompts (16 cached), 22 in answers, 134.5 a second",
+        "first letter 34.6 ms after accept (p50), 36.6 ms (p99)",
+        "steps        9, 1 with prompts; 2.6 requests in a step on the mean, 3 at most",
+        "KV cache     3.3% used at most; 0 preemptions",
+        "bags         9 with 23 letters, 1.3 KiB",
+        "letters      18 into an empty mailbox, 4 stapled, 0 kept back, 1 late",
+        "mailboxes    22 puts = 18 takes + 4 staples + 0 left",
+        "aborts       1: 1 stop string found",
+    ]
+
+
+def test_mailboxes_that_do_not_add_up_are_told() -> None:
+    run = short_story()
+    close = run.requests[0].close
+    assert close is not None
+    close.takes -= 1
+    assert "mailboxes    22 puts = 17 takes + 4 staples + 0 left does not add up" in lines(Totals(run))
+
+
+def test_what_was_not_recorded_is_told() -> None:
+    run = short_story()
+    run.dropped = [(run.processes[0], rec.Dropped(7, "disk full"))]
+    run.torn, run.unclaimed, run.unknown = 1, 2, 3
+    told = "7 records dropped (disk full); 1 spool cut short in its last frame; 2 records whose beginning is lost; 3 records"
+    assert any(line.startswith(f"not recorded {told}") for line in lines(Totals(run), 150))
+
+
+def test_each_station_with_its_figures() -> None:
+    found = durations(Teller([Caller(answer=2)]).tell())
+    assert list(found) == list(STOPS)
+    assert found["S5"] == [129 * US, 129 * US]
+    assert found[WIRE] == [100 * US, 100 * US]
+    assert found["S9"] == [45 * US, 45 * US]
+    assert len(found["S6"]) == 2
+    assert all(15 * MS < value < 20 * MS for value in found["S6"])
+
+
+def test_the_table_says_what_happens_where_there_is_room() -> None:
+    text = "\n".join(lines(Totals(short_story()), 120))
+    assert all(station.meaning in text for station in STATIONS.values())
+    assert STATIONS["S5"].meaning not in "\n".join(lines(Totals(short_story()), 80))
+
+
+def test_steps_that_are_shared_count_once() -> None:
+    run = short_story()
+    assert len(durations(run)["S6"]) == len(run.steps) == 9
+
+
+def test_an_empty_run() -> None:
+    run = short_story()
+    run.requests.clear()
+    run.steps.clear()
+    run.bags.clear()
+    assert lines(Totals(run))[1] == "requests     0:"
