@@ -19,6 +19,7 @@ CHANGED: dict[str, Any] = {
     "max_model_len": 100,
     "max_logprobs": 5,
     "enforce_eager": True,
+    "attention_backend": "triton",
     "load_format": "dummy",
     "device": "cpu",
     "block_size": 8,
@@ -56,7 +57,8 @@ def test_every_option_reaches_its_part(tiny_model_path: Path) -> None:
         assert [getattr(holder, name) for holder in holders] == [value], name
     assert config.model_config.model == str(tiny_model_path)
     assert config.model_config.model_path == config.model_config.tokenizer == str(tiny_model_path)
-    assert {field.name for field in dataclasses.fields(EngineArgs)} == {"model", "tokenizer", *CHANGED}
+    assert {field.name for field in dataclasses.fields(EngineArgs)} == {"model", "tokenizer", "compile", *CHANGED}
+    assert EngineArgs(model=str(tiny_model_path), compile=True).create_engine_config().model_config.compile
 
 
 def test_defaults_are_the_parts_own(tiny_model_path: Path) -> None:
@@ -91,6 +93,8 @@ def test_a_step_has_room_enough_where_none_is_given(tiny_model_path: Path, optio
         ("served_model_name", b"x"),
         ("skip_tokenizer_init", "no"),
         ("enforce_eager", 0),
+        ("attention_backend", "flash"),
+        ("compile", 1),
         ("dtype", "int8"),
         ("seed", -1),
         ("max_model_len", 0),

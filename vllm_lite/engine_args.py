@@ -25,7 +25,7 @@ from vllm_lite.config import (
     VllmConfig,
 )
 from vllm_lite.config.checks import check_bool, check_int, refuse
-from vllm_lite.config.model import DTYPES
+from vllm_lite.config.model import ATTENTION_BACKENDS, DTYPES
 from vllm_lite.config.model_files import DEFAULT_MODEL, resolve_model
 from vllm_lite.config.parallel import EXECUTOR_BACKENDS
 from vllm_lite.config.scheduler import POLICIES
@@ -66,6 +66,10 @@ class EngineArgs:
     max_model_len: int | None = _option(None, "prompt and answer tokens together; the model's own limit where absent", int)
     max_logprobs: int = _option(ModelConfig.max_logprobs, "the most log probabilities one request may ask for; -1: all", int)
     enforce_eager: bool = _option(False, "run every step op by op, without CUDA graphs", bool)
+    compile: bool = _option(False, "compile the model with torch.compile at start; CUDA only", bool)
+    attention_backend: str = _option(
+        "auto", "who computes attention; 'auto' is triton on CUDA, else torch_sdpa", choices=ATTENTION_BACKENDS
+    )
     load_format: str = _option("auto", "where weights come from; 'dummy' is random values", choices=LOAD_FORMATS)
     device: str = _option("auto", "where to compute; 'auto' is CUDA where there is one, else the CPU", choices=DEVICES)
     block_size: int = _option(CacheConfig.block_size, "tokens in one KV cache block", int)
@@ -152,6 +156,8 @@ class EngineArgs:
             max_logprobs=self.max_logprobs,
             skip_tokenizer_init=self.skip_tokenizer_init,
             enforce_eager=self.enforce_eager,
+            attention_backend=self.attention_backend,
+            compile=self.compile,
         )
 
     def _cache_config(self) -> CacheConfig:

@@ -28,6 +28,8 @@ def folder_with(tmp_path: Path, config: Any, generation: dict[str, Any] | None =
         ("max_model_len", 0),
         ("max_model_len", "8k"),
         ("max_model_len", True),
+        ("attention_backend", "xformers"),
+        ("compile", "yes"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(field: str, value: Any) -> None:
@@ -96,3 +98,8 @@ def test_a_config_that_is_no_json(tmp_path: Path) -> None:
 def test_a_decoded_config_does_not_read_the_folder_again() -> None:
     config = ModelConfig("m", model_path="/nowhere", hf_config={"vocab_size": 4, "max_position_embeddings": 8})
     assert (config.vocab_size, config.max_model_len) == (4, 8)
+
+
+def test_what_is_compiled_does_not_run_op_by_op() -> None:
+    with pytest.raises(VLLMValidationError, match="compile must be False with enforce_eager"):
+        ModelConfig("m", compile=True, enforce_eager=True)

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_lite.config.checks import check_choice, check_int, refuse
+from vllm_lite.config.checks import check_bool, check_choice, check_int, refuse
 from vllm_lite.exceptions import UnsupportedModelError
 
 DTYPES = ("auto", "float16", "bfloat16", "float32", "float64")
+ATTENTION_BACKENDS = ("auto", "torch_sdpa", "triton")
 DEFAULT_MAX_MODEL_LEN = 2048
 
 
@@ -39,11 +40,17 @@ class ModelConfig:
     enforce_eager: bool = False
     hf_config: dict[str, Any] = field(default_factory=dict)
     generation_config: dict[str, Any] = field(default_factory=dict)
+    attention_backend: str = "auto"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, DTYPES)
         check_int("seed", self.seed, 0, 2**63 - 1)
         check_int("max_logprobs", self.max_logprobs, -1)
+        check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        check_bool("compile", self.compile)
+        if self.compile and self.enforce_eager:
+            raise refuse("compile", True, "False with enforce_eager, which runs every step op by op")
         if self.max_model_len is not None:
             check_int("max_model_len", self.max_model_len, 1)
         if self.model_path and not self.hf_config:
