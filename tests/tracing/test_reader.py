@@ -188,3 +188,20 @@ def test_a_segment_that_went_is_passed_over(run_dir: Path) -> None:
     after = [record.newest for _, record in reader.poll()]
     assert before == [0, 1, 2, 3, 4]
     assert after == list(range(10, 18))
+
+
+@pytest.mark.parametrize("content", [b"no spool at all", frame(b"\x93\x01\x02\x03"), frame(b"\xc1"), frame(b"")])
+def test_a_file_that_is_no_spool_is_counted_as_damaged(run_dir: Path, content: bytes) -> None:
+    write(run_dir, FRAMES)
+    (run_dir / "frontend-7-loop.vlt").write_bytes(content)
+    reader = RunReader(run_dir)
+    assert len(list(reader.poll())) == 4
+    assert reader.torn == 1
+
+
+def test_a_frame_that_is_no_list_is_skipped_and_counted(run_dir: Path) -> None:
+    path = write(run_dir, [])
+    path.write_bytes(path.read_bytes() + frame(b"\x01") + frame(b"\xc1") + frame(msgspec.msgpack.encode([Bye(7)])))
+    reader = RunReader(run_dir)
+    assert [record for _, record in reader.poll()] == [Bye(7)]
+    assert reader.unknown == 2

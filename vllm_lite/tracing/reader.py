@@ -69,21 +69,34 @@ class SegmentReader:
                 self.damaged = True
                 break
             start = end
-            if self.header is None:
-                self.header = _HEADER.decode(body)
-            else:
+            if self.header is not None:
                 bodies.append(body)
+            elif not self._open(body):
+                break
         self._rest = data[start:]
         return bodies
+
+    def _open(self, body: bytes) -> bool:
+        """Read the header; False where the file is no spool."""
+        try:
+            self.header = _HEADER.decode(body)
+        except msgspec.DecodeError:
+            self.damaged = True
+        return not self.damaged
 
     def _decode(self, body: bytes) -> list[Record]:
         try:
             return list(_FRAME.decode(body))
-        except msgspec.ValidationError:
+        except msgspec.DecodeError:
             return list(self._decode_each(body))
 
     def _decode_each(self, body: bytes) -> Iterator[Record]:
-        for raw in _RAW.decode(body):
+        try:
+            raws = _RAW.decode(body)
+        except msgspec.DecodeError:
+            self.unknown += 1
+            return
+        for raw in raws:
             try:
                 yield _ONE.decode(raw)
             except msgspec.ValidationError:

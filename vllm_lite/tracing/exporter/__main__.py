@@ -101,7 +101,8 @@ class Exporter:
         dropped = sum(record.count for _, record in assembler.dropped)
         if not arrived:
             left = f"{sender.waiting + sender.lost} spans did not arrive at {self._settings.endpoint}, {sender.sent} did"
-            rest = f"the spools are in {self._run_dir}; `vllm-lite trace export {self._run_dir}` finishes the job"
+            again = f"python -m vllm_lite.tracing.exporter {self._run_dir} --endpoint {self._settings.endpoint}"
+            rest = f"the spools are kept, and this finishes the job: {again}"
             print(f"vllm-lite exporter: {left} ({self._errors.text or 'no answer'}); {rest}", file=sys.stderr)
         if dropped or assembler.unclaimed:
             print(f"vllm-lite exporter: {dropped} records dropped, {assembler.unclaimed} unclaimed", file=sys.stderr)
