@@ -75,7 +75,17 @@ def test_logprobs_of_a_bag_come_back_equal() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [object(), 1 << 64, -(1 << 63) - 1, "\ud800", len, np.array([object()]), np.zeros(2, dtype=[("a", "i4")]), Exception("x")],
+    [
+        object(),
+        1 << 64,
+        -(1 << 63) - 1,
+        "\ud800",
+        len,
+        np.array([object()]),
+        np.array(["text"]),
+        np.zeros(2, dtype=[("a", "i4")]),
+        Exception("x"),
+    ],
 )
 def test_what_has_no_place_on_the_wire_is_a_type_error_and_the_encoder_lives(value: object) -> None:
     encoder = MsgpackEncoder()

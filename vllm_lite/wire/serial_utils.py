@@ -8,6 +8,7 @@ Mirrors: vllm/v1/serial_utils.py
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -19,6 +20,7 @@ Buffer = bytes | bytearray | memoryview
 
 INLINE_BELOW = 256  # bytes; a smaller array is copied into the msgpack frame, since a frame of its own costs more
 _EXT_ARRAY = 1
+_DTYPE = re.compile(r"[<>|][biufc]\d{1,2}")  # numbers and booleans; numpy would evaluate much more than that
 
 T = TypeVar("T")
 
@@ -53,7 +55,7 @@ class MsgpackEncoder:
         return frames
 
     def _encode_other(self, obj: Any) -> Any:
-        if not isinstance(obj, np.ndarray) or obj.dtype.kind in "OV":
+        if not isinstance(obj, np.ndarray) or not _DTYPE.fullmatch(obj.dtype.str):
             raise TypeError(f"{_type_name(obj)} cannot be encoded")
         data: bytes | int
         if obj.nbytes < INLINE_BELOW:
@@ -95,6 +97,8 @@ class MsgpackDecoder(Generic[T]):
         if code != _EXT_ARRAY:
             raise ValueError(f"unknown extension code {code}")
         head = self._head_decoder.decode(data)
+        if not _DTYPE.fullmatch(head.dtype):
+            raise ValueError(f"not a dtype of numbers: {head.dtype!r}")
         if isinstance(head.data, bytes):
             array = np.frombuffer(head.data, dtype=np.dtype(head.dtype))
         elif 0 < head.data < len(self._frames):
