@@ -27,7 +27,7 @@ def is_ours(process: psutil.Process) -> bool:
         return False
 
 
-def all_gone(processes: list[psutil.Process], seconds: float = 5.0) -> bool:
+def all_gone(processes: list[psutil.Process], seconds: float = 30.0) -> bool:
     """True once none of `processes` runs any more; a zombie that nobody has waited for yet counts as gone."""
     _, living = psutil.wait_procs(processes, timeout=seconds)
     return not [process for process in living if process.status() != psutil.STATUS_ZOMBIE]

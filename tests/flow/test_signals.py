@@ -19,19 +19,19 @@ PROGRAM = """
 import asyncio, sys
 from vllm_lite import AsyncEngineArgs, AsyncLLM, SamplingParams
 
-async def main():
-    args = AsyncEngineArgs(model=sys.argv[1], distributed_executor_backend=sys.argv[2], trace_level=2, trace_dir=sys.argv[3])
-    engine = AsyncLLM.from_engine_args(args)
+async def read(engine):
     answer = engine.generate("a long answer", SamplingParams(temperature=0, max_tokens=3000, ignore_eos=True), "1")
-    try:
-        await anext(answer)
-        print("answering", flush=True)
-        async for output in answer:
-            pass
-    finally:
-        engine.shutdown()
+    await anext(answer)
+    print("answering", flush=True)
+    async for output in answer:
+        pass
 
-asyncio.run(main())
+args = AsyncEngineArgs(model=sys.argv[1], distributed_executor_backend=sys.argv[2], trace_level=2, trace_dir=sys.argv[3])
+engine = AsyncLLM.from_engine_args(args)
+try:
+    asyncio.run(read(engine))
+finally:
+    engine.shutdown()
 """
 
 
@@ -63,7 +63,7 @@ def test_the_front_end_is_killed(tiny_model_path: Path, tmp_path: Path, backend:
 def test_control_c(tiny_model_path: Path, tmp_path: Path, backend: str) -> None:
     with answering(tiny_model_path, backend, tmp_path / "run") as (program, children):
         os.killpg(program.pid, signal.SIGINT)
-        _, words = program.communicate(timeout=10)
+        _, words = program.communicate(timeout=60)
         assert program.returncode in (-signal.SIGINT, 128 + signal.SIGINT)
         assert words.rstrip().endswith("KeyboardInterrupt")
         assert all_gone(children)
@@ -77,6 +77,6 @@ def test_control_c_while_the_engine_starts(tiny_model_path: Path, tmp_path: Path
         while not (children := engine_processes(psutil.Process(program.pid))):
             assert program.poll() is None
         os.killpg(program.pid, signal.SIGINT)
-        program.communicate(timeout=10)
+        program.communicate(timeout=60)
         assert program.returncode != 0
         assert all_gone(children)
