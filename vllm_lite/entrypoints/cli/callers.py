@@ -111,7 +111,7 @@ class Callers:
                 answer = output.outputs[0]
                 self._screen.letter(call.number, answer.text, len(answer.token_ids))
                 if output.finished:
-                    return
+                    continue
                 if call.leaves_after is not None and len(receipt.token_ids) >= call.leaves_after:
                     return
                 if call.slow:

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+
+import pytest
+
+from tests.entrypoints.command import vllm_lite
+from vllm_lite import __version__
+from vllm_lite.entrypoints.cli import main as command
+from vllm_lite.entrypoints.cli import trace_check, trace_run, trace_show
+from vllm_lite.entrypoints.cli.main import build_parser, main
+from vllm_lite.exceptions import (
+    EngineDeadError,
+    EngineGenerateError,
+    EngineStartError,
+    QueueOverflowError,
+    UnsupportedModelError,
+    VLLMValidationError,
+)
+
+HELP = [["--help"], ["trace", "--help"], ["trace", "run", "--help"], ["trace", "show", "--help"], ["trace", "check", "--help"]]
+
+
+@pytest.mark.parametrize("argv", HELP, ids=" ".join)
+def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: vllm-lite")
+    if len(argv) == 3:
+        assert f"\nexamples:\n  vllm-lite trace {argv[1]} " in text
+
+
+def test_every_example_in_the_help_is_understood() -> None:
+    parser = build_parser()
+    for module in (trace_run, trace_show, trace_check):
+        text = module.EXAMPLES.replace("\\\n      ", "")
+        lines = [line.strip().removeprefix("vllm-lite ") for line in text.splitlines()[1:]]
+        for line in lines:
+            words = shlex.split(re.split(r" {2,}", line)[0])
+            assert parser.parse_args(words).run is module.run
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"vllm-lite {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        *([], ["trace"], ["serve"], ["trace", "attach"], ["trace", "run", "--nope"], ["trace", "run", "--max-tok", "3"]),
+        *(["trace", "show"], ["trace", "show", "x", "--view", "all"], ["trace", "show", "x", "--bag", "1", "--request", "A"]),
+        *(["trace", "check", "x", "--no-orphan"], ["trace", "run", "--requests", "many"]),
+    ],
+    ids=" ".join,
+)
+def test_unknown_things_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        *((VLLMValidationError("top_p must be a number"), 2), (UnsupportedModelError("no such model"), 2)),
+        *((FileNotFoundError("nothing there"), 2), (NotADirectoryError("a file"), 2), (EngineStartError("it ended"), 1)),
+        *((EngineDeadError("it is dead"), 1), (EngineGenerateError("failed"), 1), (QueueOverflowError("full"), 1)),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_errors_are_one_line_and_an_exit_code(
+    error: BaseException, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: argparse.Namespace) -> int:
+        raise error
+
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(run=fail)
+    monkeypatch.setattr(command, "build_parser", lambda: parser)
+    assert main([]) == code
+    said = str(error) or "interrupted"
+    assert capsys.readouterr().err == f"vllm-lite: {said}\n"
+
+
+def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(run=lambda _: {}["bug"])
+    monkeypatch.setattr(command, "build_parser", lambda: parser)
+    with pytest.raises(KeyError):
+        main([])
+
+
+def test_the_command_line_is_quick_to_refuse() -> None:
+    done = vllm_lite("trace", "run", "--max-tokens", "0")
+    assert done.returncode == 2
+    assert done.stderr == "vllm-lite: max_tokens must be an integer >= 1; got 0\n"
+    assert done.stdout == ""

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.console.screens import printed, screen
+from vllm_lite.engine_args import AsyncEngineArgs
+from vllm_lite.entrypoints.cli.callers import Call
+from vllm_lite.entrypoints.cli.session import Session
+from vllm_lite.exceptions import UnsupportedModelError
+from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
+
+
+def toy(model: Path, out: Path, **options: object) -> AsyncEngineArgs:
+    args = AsyncEngineArgs(model=str(model), distributed_executor_backend="toy", trace_level=3, trace_dir=str(out))
+    for name, value in options.items():
+        setattr(args, name, value)
+    return args
+
+
+def call(number: int, **params: object) -> Call:
+    made = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, output_kind=RequestOutputKind.DELTA, **params)
+    return Call(number, f"caller-{number}", "hello", made)
+
+
+def test_one_engine_answers_again_and_again(tiny_model_path: Path, tmp_path: Path) -> None:
+    console = screen(80)
+    with Session(console, toy(tiny_model_path, tmp_path / "run")) as session:
+        for number in range(3):
+            session.answer([call(number)], concurrency=1)
+            run = session.recorded()
+            assert run is not None
+            assert [request.close is not None for request in run.requests] == [True] * (number + 1)
+        children = psutil.Process().children(recursive=True)
+        assert children
+    assert not any(child.is_running() for child in children)
+    assert [receipt.kind for receipt in session.receipts] == ["finished"] * 3
+    assert session.exit_code == 0
+    assert session.run_dir == tmp_path / "run"
+    session.look_again()
+    assert f"vllm-lite trace check {tmp_path / 'run'}" in printed(console)
+
+
+def test_a_model_with_a_chat_template_is_talked_to_in_it(tiny_model_path: Path, tmp_path: Path) -> None:
+    with Session(screen(80), toy(tiny_model_path, tmp_path / "run")) as session:
+        assert session._prompt("hi") == [{"role": "user", "content": "hi"}]
+        session._chat = False
+        assert session._prompt("hi") == "hi"
+
+
+def test_an_engine_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError), Session(screen(80), toy(tmp_path / "none", tmp_path / "run")):
+        pass
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_ctrl_c_ends_everything_and_still_shows_the_journey(tiny_model_path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-u", "-m", "vllm_lite.entrypoints.cli.main", "trace", "run", "--model", str(tiny_model_path)]
+    command += ["--distributed-executor-backend", "toy", "--additional-config", '{"toy_step_time": 0.005}']
+    command += ["--ignore-eos", "--max-tokens", "4000", "--out", str(out)]
+    run = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, "COLUMNS": "80"}
+    )
+    assert run.stdout is not None
+    for line in run.stdout:
+        if line.startswith("A | "):  # letters are coming
+            break
+    children = psutil.Process(run.pid).children(recursive=True)
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+    rest = run.stdout.read()
+    run.stdout.close()
+    assert run.wait(timeout=30) == 130
+    assert "left by its caller" in rest
+    assert "MAILROOM  " in rest
+    assert "A abort: caller left; the core heard it" in rest
+    assert "TOTALS  1 request " in rest
+    assert "Traceback" not in rest
+    assert children
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
