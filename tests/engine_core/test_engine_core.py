@@ -150,6 +150,17 @@ def test_a_request_has_exactly_one_kind_of_parameters() -> None:
         core.preprocess_add_request(letter)
 
 
+def test_pooling_is_refused_where_the_worker_does_not_pool() -> None:
+    core = EngineCore(toy_config(), ToyExecutor)
+    assert core.get_supported_tasks() == ["generate", "embed"]
+    del core.worker_info["supported_tasks"]
+    assert core.get_supported_tasks() == ["generate"]
+    letter = add_letter("p", [1])
+    letter.sampling_params, letter.pooling_params = None, PoolingParams()
+    with pytest.raises(VLLMValidationError, match="pooling_params must be absent"):
+        core.preprocess_add_request(letter)
+
+
 @pytest.mark.parametrize("caching", [True, False])
 def test_hashes_are_made_where_there_is_a_cache_for_them(caching: bool) -> None:
     config = toy_config()

@@ -54,6 +54,7 @@ class EngineCore:
                 self.model_executor.register_failure_callback(executor_fail_callback)
             self.kv_cache_config = self._initialize_kv_caches()
             self.scheduler = Scheduler(vllm_config, self.kv_cache_config, log_stats)
+            self.worker_info = self.model_executor.worker_info()
         except BaseException:
             self.model_executor.shutdown()
             raise
@@ -86,6 +87,8 @@ class EngineCore:
             raise VLLMValidationError("prompt_token_ids must hold at least one token", parameter="prompt_token_ids")
         if (request.sampling_params is None) == (request.pooling_params is None):
             raise VLLMValidationError("a request has either sampling_params or pooling_params", parameter="sampling_params")
+        if request.pooling_params is not None and "embed" not in self.get_supported_tasks():
+            raise refuse("pooling_params", request.pooling_params, "absent: this engine's worker does not pool")
         longest = max_model_len if request.sampling_params is None else max_model_len - 1
         if len(prompt) > longest:
             raise refuse("prompt_token_ids", f"{len(prompt)} tokens", f"at most {longest} tokens long")
@@ -147,6 +150,10 @@ class EngineCore:
             self.abort_requests(abort.request_ids, abort.reason)
 
     # ---- utility calls -------------------------------------------------------------------------------------------------------
+
+    def get_supported_tasks(self) -> list[str]:
+        """What the worker can do: "generate", perhaps also "embed"."""
+        return list(self.worker_info.get("supported_tasks", ["generate"]))
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached blocks; False while running requests hold some, unless they may be computed again."""

@@ -42,7 +42,7 @@ from vllm_lite.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
-UTILITY_METHODS = frozenset({"collective_rpc", "reset_prefix_cache"})
+UTILITY_METHODS = frozenset({"collective_rpc", "get_supported_tasks", "reset_prefix_cache"})
 
 
 class EngineCoreProc(EngineCore):
@@ -88,13 +88,13 @@ class EngineCoreProc(EngineCore):
             aborts_queue=self.aborts_queue,
             output_queue=self.output_queue,
             trace_dir=trace_dir,
+            on_failure=lambda: self._fail("the input thread failed"),
         )
         self._output_thread.start()
         self._input_thread.start()
 
     def _ready(self) -> EngineCoreReadyResponse:
-        info = self.model_executor.worker_info()
-        config, kv = self.vllm_config, self.kv_cache_config
+        config, kv, info = self.vllm_config, self.kv_cache_config, self.worker_info
         return EngineCoreReadyResponse(
             PROTOCOL_VERSION,
             self.engine_index,

@@ -95,8 +95,10 @@ class InputThread(threading.Thread):
         aborts_queue: SimpleQueue[EngineCoreAbort],
         output_queue: OutputQueue,
         trace_dir: str | None,
+        on_failure: Callable[[], None],
     ) -> None:
         super().__init__(name="input", daemon=True)
+        self._on_failure = on_failure
         self._preprocess = preprocess
         self._input_queue, self._aborts_queue, self._output_queue = input_queue, aborts_queue, output_queue
         self._recorder = Recorder(trace_dir, "engine-core", "input") if trace_dir is not None else None
@@ -123,6 +125,9 @@ class InputThread(threading.Thread):
                     self._receive(socket.recv_multipart())
         except zmq.ContextTerminated:
             pass
+        except Exception:
+            logger.exception("the input thread failed")
+            self._on_failure()
         finally:
             for socket in self._sockets:
                 socket.close(linger=0)

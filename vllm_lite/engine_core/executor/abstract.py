@@ -74,7 +74,10 @@ class Executor(ABC):
         """Call `method` on every worker; one result for each, in rank order. Raises TimeoutError naming method and rank."""
 
     def worker_info(self) -> dict[str, Any]:
-        """Facts for READY: `dtype`, `device`, `attention_backend`, `weights_bytes`, `load_seconds`."""
+        """Facts for READY: `dtype`, `device`, `attention_backend`, `weights_bytes`, `load_seconds`.
+
+        `supported_tasks`, where it is there, lists what requests may ask for besides "generate": "embed".
+        """
         info: dict[str, Any] = self.collective_rpc("get_info")[0]
         return info
 

@@ -56,7 +56,8 @@ class ToyWorker:
 
     def get_info(self) -> dict[str, Any]:
         """Facts for READY."""
-        return {"dtype": "int64", "device": "cpu", "attention_backend": "toy", "weights_bytes": 0, "load_seconds": 0.0}
+        info = {"dtype": "int64", "device": "cpu", "attention_backend": "toy", "weights_bytes": 0, "load_seconds": 0.0}
+        return {**info, "supported_tasks": ["generate", "embed"]}
 
     def get_kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
         """One layer whose "K" is the token id."""
