@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,14 @@ def row(request_id: str, token_ids: list[int], **fields: Any) -> EngineCoreOutpu
 def ids(text: str) -> list[int]:
     """The tiny tokenizer's ids of `text`: its bytes."""
     return list(text.encode())
+
+
+def stop(pid: int) -> None:
+    """Stop a process; comes back when every thread of it stands."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    while any((task / "stat").read_text().rsplit(")", 1)[1].split()[0] != "T" for task in tasks.iterdir()):
+        time.sleep(0.001)
 
 
 def texts(outputs: list[RequestOutput]) -> list[str]:

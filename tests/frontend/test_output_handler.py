@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from tests.frontend.fake_client import FakeClient
 from tests.frontend.helpers import ids, request, row
 from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.collector import RequestOutputCollector
-from vllm_lite.frontend.core_client import Bag, EngineCoreClient, Posted
 from vllm_lite.frontend.output_handler import CHUNK_SIZE, OutputHandler
 from vllm_lite.frontend.output_processor import OutputProcessor, OutputProcessorOutput
 from vllm_lite.frontend.stamps import Stamps
@@ -20,55 +20,20 @@ from vllm_lite.outputs import RequestOutput
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tracing.journey.load import load_run
 from vllm_lite.tracing.run_dir import create_run_dir
-from vllm_lite.wire.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm_lite.wire.messages import EngineCoreOutput, FinishReason
 from vllm_lite.wire.stats import SchedulerStats
-
-
-class ScriptedClient(EngineCoreClient):
-    """Gives the bags it was made with, then the error."""
-
-    def __init__(self, bags: Sequence[EngineCoreOutputs], error: Exception) -> None:
-        self._script: list[EngineCoreOutputs | Exception] = [*bags, error]
-        self.aborts: list[tuple[list[str], str, dict[str, str]]] = []
-        self.error: EngineDeadError | None = None
-
-    @property
-    def dead_error(self) -> EngineDeadError | None:
-        return self.error
-
-    @property
-    def dead_engine_index(self) -> int | None:
-        return 0
-
-    async def get_bag_async(self) -> Bag:
-        item = self._script.pop(0)
-        if isinstance(item, Exception):
-            raise item
-        return Bag(item, 10, 20, 300)
-
-    async def add_request_async(self, request: EngineCoreRequest) -> Posted:
-        raise NotImplementedError
-
-    async def abort_requests_async(
-        self, request_ids: Sequence[str], reason: str = "api", trace_headers: Mapping[str, str] | None = None
-    ) -> None:
-        self.aborts.append((list(request_ids), reason, dict(trace_headers or {})))
-
-    async def call_utility_async(self, method: str, *args: Any) -> Any:
-        raise NotImplementedError
-
-    async def ping_async(self, seconds: float) -> None:
-        raise NotImplementedError
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        raise NotImplementedError
-
 
 DEAD = EngineDeadError("gone")
 
 
-def bag(*rows: EngineCoreOutput, **fields: Any) -> EngineCoreOutputs:
-    return EngineCoreOutputs(outputs=list(rows), **fields)
+def scripted(*bags: Sequence[EngineCoreOutput], error: Exception = DEAD) -> FakeClient:
+    """A client that gives these bags, then the error."""
+    client = FakeClient()
+    for rows in bags:
+        client.put(*rows)
+    client.fail(error)
+    client.error = None  # as if the core could still be told something
+    return client
 
 
 def add(processor: OutputProcessor, request_id: str, **params: Any) -> RequestOutputCollector:
@@ -95,7 +60,7 @@ async def test_slices_of_128_with_a_turn_for_others_between(
 
     monkeypatch.setattr(processor, "process_outputs", noting)
     rows = [row(f"r{i}", ids("x")) for i in range(300)]
-    await OutputHandler(ScriptedClient([bag(*rows), bag(*rows[:128])], DEAD), processor, None).run()
+    await OutputHandler(scripted(rows, rows[:128]), processor, None).run()
     await asyncio.sleep(0)
     assert turns == [128, "others", 128, "others", 44, 128, "others", "others"]  # no turn after a last slice
 
@@ -104,12 +69,12 @@ async def test_the_size_of_a_slice_is_an_option(processor: OutputProcessor, monk
     monkeypatch.setenv(CHUNK_SIZE, "2")
     sizes: list[int] = []
     monkeypatch.setattr(processor, "process_outputs", lambda rows, _: sizes.append(len(rows)) or OutputProcessorOutput())
-    await OutputHandler(ScriptedClient([bag(*[row("r", [])] * 5)], DEAD), processor, None).run()
+    await OutputHandler(scripted([row("r", [])] * 5), processor, None).run()
     assert sizes == [2, 2, 1]
 
 
 async def test_stop_strings_are_aborted_in_the_core(processor: OutputProcessor) -> None:
-    client = ScriptedClient([bag(row("a", ids("STOP")), row("b", ids("x")))], DEAD)
+    client = scripted([row("a", ids("STOP")), row("b", ids("x"))])
     add(processor, "a", stop=["STOP"])
     add(processor, "b")
     await OutputHandler(client, processor, None).run()
@@ -117,7 +82,7 @@ async def test_stop_strings_are_aborted_in_the_core(processor: OutputProcessor) 
 
 
 async def test_a_dead_core_is_told_nothing(processor: OutputProcessor) -> None:
-    client = ScriptedClient([bag(row("a", ids("STOP")))], DEAD)
+    client = scripted([row("a", ids("STOP"))])
     client.error = DEAD
     add(processor, "a", stop=["STOP"])
     await OutputHandler(client, processor, None).run()
@@ -129,7 +94,7 @@ async def test_the_last_bag_is_sorted_before_the_news_of_the_death(
 ) -> None:
     done, cut = add(processor, "done"), add(processor, "cut")
     rows = [row("done", ids("x"), finish_reason=FinishReason.LENGTH), row("cut", ids("x"))]
-    await OutputHandler(ScriptedClient([bag(*rows)], DEAD), processor, None).run()
+    await OutputHandler(scripted(rows), processor, None).run()
     output = done.get_nowait()
     assert isinstance(output, RequestOutput)
     assert output.finished
@@ -140,15 +105,18 @@ async def test_the_last_bag_is_sorted_before_the_news_of_the_death(
 
 async def test_a_fault_of_its_own_reaches_every_caller(processor: OutputProcessor, caplog: pytest.LogCaptureFixture) -> None:
     collector = add(processor, "r")
-    await OutputHandler(ScriptedClient([], ZeroDivisionError("oops")), processor, None).run()
+    await OutputHandler(scripted(error=ZeroDivisionError("oops")), processor, None).run()
     with pytest.raises(ZeroDivisionError, match="oops"):
         collector.get_nowait()
     assert "the output handler failed" in caplog.text
 
 
 async def test_scheduler_stats_are_kept(processor: OutputProcessor) -> None:
-    bags = [bag(scheduler_stats=SchedulerStats(num_running_reqs=3)), bag(row("r", []))]
-    handler = OutputHandler(ScriptedClient(bags, DEAD), processor, None)
+    client = FakeClient()
+    client.put(scheduler_stats=SchedulerStats(num_running_reqs=3))
+    client.put(row("r", []))
+    client.fail(DEAD)
+    handler = OutputHandler(client, processor, None)
     await handler.run()
     assert handler.scheduler_stats == SchedulerStats(num_running_reqs=3)
 
@@ -163,8 +131,11 @@ async def test_a_bag_is_stamped(processor: OutputProcessor) -> None:
     processor.add_request(made, None, queue=collector)
     stamps.post(trace, "a", t0=1, span_id="0" * 15 + "1", body_size=1, sample=0, engine=0)
     step_trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-    late = row("gone", [1])
-    client = ScriptedClient([bag(row("a", ids("x")), step_trace=step_trace), bag(late, row("a", ids("STOP")))], DEAD)
+    client = FakeClient()
+    client.put(row("a", ids("x")), step_trace=step_trace)
+    client.put(row("gone", [1]), row("a", ids("STOP")))
+    client.fail(DEAD)
+    client.error = None
     await OutputHandler(client, processor, stamps).run()
     collector.get_nowait()
     stamps.shutdown()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.frontend.core_client.conftest import children
-from tests.frontend.helpers import request, toy_config
+from tests.frontend.helpers import request, stop, toy_config
 from vllm_lite.exceptions import EngineDeadError, VLLMValidationError
 from vllm_lite.frontend.core_client import AsyncMPClient, EngineCoreClient, make_async_mp_client
 from vllm_lite.wire.messages import EngineCoreOutput
@@ -83,7 +83,7 @@ async def test_a_request_that_cannot_be_encoded_is_not_sent(client: AsyncMPClien
 
 async def test_d2_a_stopped_core_is_found_out_and_recovers(client: AsyncMPClient) -> None:
     (pid,) = client.resources.processes.pids
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     with pytest.raises(EngineDeadError, match=r"has not answered for 0\.2 s: it is stopped or stuck"):
         await client.ping_async(0.2)
     os.kill(pid, signal.SIGCONT)
@@ -93,7 +93,7 @@ async def test_d2_a_stopped_core_is_found_out_and_recovers(client: AsyncMPClient
 
 async def test_case_17_a_killed_core_releases_everyone(client: AsyncMPClient) -> None:
     (pid,) = client.resources.processes.pids
-    os.kill(pid, signal.SIGSTOP)  # so that the call is pending when it dies
+    stop(pid)  # so that the call is pending when it dies
     call = asyncio.create_task(client.call_utility_async("collective_rpc", "get_info"))
     ping = asyncio.create_task(client.ping_async(60))
     getting = asyncio.create_task(client.get_output_async())

@@ -1,0 +1,128 @@
+"""What a server asks besides generating: true answers, or a sentence that says why not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.frontend.helpers import FINAL_ONLY, stop, toy_args
+from vllm_lite import AsyncLLM, SamplingParams
+from vllm_lite.exceptions import EngineDeadError, VLLMValidationError
+from vllm_lite.tracing.control_page import ControlPage
+from vllm_lite.wire.stats import SchedulerStats
+
+
+@pytest.fixture
+async def llm(tiny_model_path: Path) -> AsyncIterator[AsyncLLM]:
+    made = AsyncLLM.from_engine_args(toy_args(tiny_model_path))
+    yield made
+    made.shutdown()
+
+
+async def answer(llm: AsyncLLM, prompt: str = "a prompt of several blocks, more than one") -> int | None:
+    params = SamplingParams(max_tokens=2, ignore_eos=True, output_kind=FINAL_ONLY)
+    (output,) = [output async for output in llm.generate(prompt, params, "r")]
+    return output.num_cached_tokens
+
+
+async def test_states_of_a_living_engine(llm: AsyncLLM) -> None:
+    assert (llm.is_running, llm.is_stopped, llm.errored, llm.should_keep_api_server_alive) == (True, False, False, False)
+    assert isinstance(llm.dead_error, EngineDeadError)
+    assert llm.dead_error is not llm.dead_error
+    assert llm.tokenizer is llm.get_tokenizer()
+    assert await llm.get_supported_tasks() == ("generate",)
+
+
+async def test_ready_completes_the_configuration(llm: AsyncLLM) -> None:
+    assert llm.vllm_config.cache_config.num_gpu_blocks is not None
+    assert llm.model_config is llm.vllm_config.model_config
+    assert llm.model_config.max_model_len == 512
+
+
+async def test_prefixes_are_cached_until_the_cache_is_reset(llm: AsyncLLM) -> None:
+    assert [await answer(llm), await answer(llm)] == [0, 32]
+    assert await llm.reset_prefix_cache() is True
+    assert await answer(llm) == 0
+    with pytest.raises(NotImplementedError, match="no KV connector"):
+        await llm.reset_prefix_cache(reset_connector=True)
+
+
+async def test_collective_rpc(llm: AsyncLLM) -> None:
+    (info,) = await llm.collective_rpc("get_info")
+    assert info["attention_backend"] == "toy"
+    with pytest.raises(RuntimeError, match="no_such_method"):
+        await llm.collective_rpc("no_such_method", args=(1,), kwargs={"a": 2})
+
+
+async def test_health(llm: AsyncLLM) -> None:
+    await llm.check_health()
+    pid = llm.engine_core.ready[0].pid
+    stop(pid)
+    with pytest.raises(EngineDeadError, match="stopped or stuck"):
+        await llm.check_health(0.2)
+    assert not llm.errored  # it may go on
+    os.kill(pid, signal.SIGCONT)
+    await llm.check_health()
+    llm.shutdown()
+    with pytest.raises(EngineDeadError, match="was shut down"):
+        await llm.check_health()
+
+
+async def test_tracing_can_be_switched_on_and_off(llm: AsyncLLM) -> None:
+    assert await llm.is_tracing_enabled() is False
+    page = ControlPage.open(Path(llm.observability_config.trace_dir or ""))
+    page.level = 1
+    assert await llm.is_tracing_enabled() is True
+    page.close()
+
+
+async def test_stats_are_logged_where_wanted(llm: AsyncLLM, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="vllm_lite")
+    await llm.do_log_stats()
+    llm._handler.scheduler_stats = SchedulerStats(num_running_reqs=3, num_waiting_reqs=2, kv_cache_usage=0.125)
+    await llm.do_log_stats()
+    llm.log_stats = False
+    await llm.do_log_stats()
+    assert [record.getMessage() for record in caplog.records] == ["running 3 requests, waiting 2, KV cache used 12.5 %"]
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("start_profile", ()),
+        ("stop_profile", ()),
+        ("notify_kv_transfer_request_rejected", ("r", {})),
+        ("sleep", ()),
+        ("wake_up", ()),
+        ("release_kv_cache_memory", ()),
+        ("pause_generation", ()),
+        ("resume_generation", ()),
+        ("add_lora", (object(),)),
+    ],
+)
+async def test_what_is_not_here_says_so(llm: AsyncLLM, name: str, args: tuple[Any, ...]) -> None:
+    with pytest.raises(NotImplementedError, match=r"\w+ \w+ \w+"):
+        await getattr(llm, name)(*args)
+
+
+async def test_what_has_nothing_to_do_succeeds(llm: AsyncLLM) -> None:
+    await llm.reset_mm_cache()
+    await llm.reset_encoder_cache()
+    assert (await llm.is_sleeping(), await llm.is_paused()) == (False, False)
+
+
+async def test_without_a_tokenizer(tiny_model_path: Path) -> None:
+    llm = AsyncLLM.from_engine_args(toy_args(tiny_model_path, skip_tokenizer_init=True))
+    assert llm.tokenizer is None
+    with pytest.raises(VLLMValidationError, match="skip_tokenizer_init"):
+        llm.get_tokenizer()
+    params = SamplingParams(max_tokens=2, ignore_eos=True, output_kind=FINAL_ONLY)
+    (output,) = [output async for output in llm.generate([1, 2], params, "r")]
+    assert (output.outputs[0].text, len(output.outputs[0].token_ids)) == ("", 2)
+    llm.shutdown()
