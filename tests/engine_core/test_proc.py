@@ -160,7 +160,7 @@ def running_core() -> Any:
     with CoreProcess(toy_config(toy_error_token=7)) as core:
         core.start()
         yield core
-        assert "Traceback" not in core.stop().replace("utility call", "").split("Traceback")[0]
+        core.stop()
 
 
 def test_a_duplicate_of_a_live_request_is_dropped(running_core: CoreProcess) -> None:
