@@ -23,9 +23,11 @@ def test_elsewhere_than_on_a_terminal_each_answer_comes_in_lines_of_its_own() ->
         "B | a line",
         "A | one two three four five",
         "B | and more",
-        "B = 4 tokens in 1 letter, e...",
+        "B = 4 tokens in 1 letter,",
+        "B = ended by stop",
         "A | six seven",
-        "A = 7 tokens in 2 letters, ...",
+        "A = 7 tokens in 2 letters,",
+        "A = ended by length",
     ]
 
 

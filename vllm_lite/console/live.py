@@ -86,7 +86,8 @@ class LiveAnswers:
         self._ended += 1
         if self._live is None:
             self._print_lines(answer, last=True)
-            self._print(number, Text(self._facts(answer), DIM), sign="=")
+            for line in self._wrap(self._facts(answer)):
+                self._print(number, Text(line, DIM), sign="=")
         else:
             self._live.console.print(Group(*self._block(answer)))
             self.refresh(now=True)
@@ -120,7 +121,8 @@ class LiveAnswers:
         for line in lines[-tail:] if tail is not None else lines:
             yield self._screen.fit(Text("    ").append(line))
         facts = self._facts(answer)
-        yield self._screen.fit(Text("    ").append(f"{self._screen.glyphs.ellipsis} {facts}" if left_out else facts, DIM))
+        for line in self._wrap(f"{self._screen.glyphs.ellipsis} {facts}" if left_out else facts):
+            yield self._screen.fit(Text("    ").append(line, DIM))
 
     def _wrap(self, text: str) -> list[str]:
         room = max(10, self._screen.width - 6)

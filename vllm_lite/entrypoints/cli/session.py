@@ -7,6 +7,7 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import time
@@ -23,7 +24,7 @@ from vllm_lite.console.theme import DIM, Screen
 from vllm_lite.engine_args import AsyncEngineArgs
 from vllm_lite.entrypoints.cli import views
 from vllm_lite.entrypoints.cli.callers import Call, Callers, Receipt
-from vllm_lite.exceptions import VLLMValidationError
+from vllm_lite.exceptions import EngineDeadError, VLLMValidationError
 from vllm_lite.frontend.async_llm import AsyncLLM
 from vllm_lite.frontend.renderer import Prompt
 from vllm_lite.tracing.journey import Run, load_run
@@ -72,6 +73,11 @@ class Session:
             except asyncio.CancelledError:  # Ctrl-C; every caller has given up, and the journey so far is worth a look
                 self.interrupted = True
             self.receipts += callers.receipts
+
+    def settle(self) -> None:
+        """Wait until the engine core has heard every abort and ended the step it was in: a round trip through its threads."""
+        with contextlib.suppress(EngineDeadError):
+            self._runner.run(self.engine.collective_rpc("check_health"))
 
     @property
     def exit_code(self) -> int:

@@ -97,9 +97,11 @@ def play_demo(console: Console, engine_args: AsyncEngineArgs) -> int:
         for index, act in enumerate(ACTS):
             console.print(Text())
             console.print(screen.heading(f"Act {index + 1} of {len(ACTS)}: {act.name}"))
-            console.print(Text(act.caption, "italic"))
+            for line in Text(act.caption, "italic").wrap(console, screen.width):
+                console.print(screen.fit(line))
             calls = [_call(first + i, ask) for i, ask in enumerate(act.asks)]
             session.answer(calls, len(calls))
+            session.settle()
             run = session.recorded()
             if run is None or session.interrupted:
                 break
