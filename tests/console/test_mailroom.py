@@ -15,6 +15,29 @@ def test_golden(golden: Golden) -> None:
     golden("mailroom-crowd", Mailroom(crowd()))
 
 
+TEXTS = {
+    "req-0": ["The", " clerk", " sorts", " a", " bag", " of", "\n", "lettersandwhatnot", "."],
+    "req-1": ["Slow", " but sure", ", she said", " so"],
+}
+
+
+def test_golden_with_what_callers_read(golden: Golden) -> None:
+    golden("mailroom-texts", Mailroom(short_story(), texts=TEXTS))
+
+
+def test_texts_are_shown_where_lanes_have_room_for_them() -> None:
+    run = Teller([Caller(answer=3)]).tell()
+    view = Mailroom(run, texts={"req-0": ["one", " two\x1b", "threethreethree"]})
+    assert [line.split("|")[1].strip() for line in lines(view, 80)[3:6]] == [
+        "put  'one'",
+        "put  ' two\\x1b'",
+        "put# 'threethr...",
+    ]
+    assert "'...' what the caller read when it took the letter" in lines(view, 80)[-1]
+    assert "'one'" not in render(Mailroom(run, texts={"req-0": ["one"]}), 72)
+    assert "'" not in render(Mailroom(run, texts={"someone else": ["one"]}), 80).replace("answer's", "")
+
+
 @pytest.mark.parametrize("width", [20, 40, 59, 60, 79, 80, 81, 100, 119, 160, 200, 300])
 def test_never_wider_than_the_screen(width: int) -> None:
     for run in (short_story(), crowd()):

@@ -28,6 +28,14 @@ def test_numbers_begin_where_they_are_told_to() -> None:
     assert sorted(rows[0].cells) == [10, 11, 12]
 
 
+def test_a_put_letter_has_the_text_of_the_take_that_found_it() -> None:
+    texts = {"req-1": ["a", "bc", "def", "gh"], "req-2": ["x"]}
+    rows = rows_of(Ledger(short_story(), texts=texts))
+    assert [row.cells[1].text for row in rows[:8]] == ["a", "bc", "", "def", "", "", "gh", ""]
+    assert [row.cells[2].text for row in rows[:5]] == ["x", "", "", "", ""]  # its caller wrote no more down
+    assert rows[0].cells[0].text == ""
+
+
 def test_an_abort_stands_after_the_bag_that_brought_it_about() -> None:
     rows = Ledger(short_story()).rows
     note = rows[5]

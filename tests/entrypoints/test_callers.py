@@ -11,7 +11,7 @@ import pytest
 from tests.console.screens import screen
 from tests.entrypoints.fake_engine import FakeEngine
 from vllm_lite.console.live import LiveAnswers
-from vllm_lite.entrypoints.cli.callers import CLIENT_FILE, Call, Callers, Receipt
+from vllm_lite.entrypoints.cli.callers import CLIENT_FILE, Call, Callers, Receipt, read_texts
 from vllm_lite.exceptions import EngineDeadError, VLLMValidationError
 from vllm_lite.frontend.protocol import EngineClient
 from vllm_lite.outputs import CompletionOutput, RequestOutput
@@ -54,10 +54,18 @@ async def test_a_caller_writes_down_what_it_received(answers: LiveAnswers, tmp_p
             "traceparent": TRACEPARENT,
             "kind": "finished",
             "error": None,
+            "texts": ["é ", "b", "c"],
         }
     ]
     assert engine.headers == {"a": {"traceparent": TRACEPARENT}}
     assert engine.ended == {"a": "finished"}
+    assert read_texts(tmp_path) == {"a": ["é ", "b", "c"]}
+
+
+def test_without_a_callers_record_nothing_was_read(tmp_path: Path) -> None:
+    assert read_texts(tmp_path) == {}
+    (tmp_path / CLIENT_FILE).write_text('{"request_id": "a"}\n')
+    assert read_texts(tmp_path) == {"a": []}
 
 
 async def test_no_more_at_a_time_than_told(answers: LiveAnswers, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -26,15 +26,19 @@ from vllm_lite.tracing.journey import LATE, Bag, Run
 ROWS = 24  # shown before the middle is left out
 WORDS = {rec.PUT: "put", rec.KEPT_BACK: "kept", LATE: "late"}
 BAR_LEAST, BAR_MOST = 16, 40
-TEXT_LEAST, NAMES_LEAST = 22, 40  # cells for words in the place of lanes, for names by fate
+GAP_LEAST, NAMES_LEAST = 22, 40  # cells for words in the place of lanes, for names by fate
+TEXT_LEAST, TEXT_MOST = 8, 12  # cells for what a caller read
 
 
 class Mailroom:
-    """Draws a run's bags. `rows` limits how many (None: all); `first` is the number of the run's first request."""
+    """Draws a run's bags. `rows` limits how many (None: all); `first` is the number of the run's first request; `texts` are
+    what callers read at each take, by request id, for screens that have room for them."""
 
-    def __init__(self, run: Run, rows: int | None = ROWS, first: int = 0) -> None:
+    def __init__(
+        self, run: Run, rows: int | None = ROWS, first: int = 0, texts: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         self.run = run
-        self.ledger = Ledger(run, first)
+        self.ledger = Ledger(run, first, texts)
         self.rows = shorten(self.ledger.rows, rows)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -61,15 +65,28 @@ class _Layout:
         self.names = sorted({number for row in self.held for number in row.cells})
         self.lane = max([4, *(len(self.word(cell)) for row in self.held for cell in row.cells.values())]) + 1
         self.lanes = bool(self.names) and len(self.names) * self.lane <= room
-        room -= max(TEXT_LEAST, len(self.names) * self.lane) if self.lanes else NAMES_LEAST
+        mailboxes = max(GAP_LEAST, len(self.names) * self.lane) if self.lanes else NAMES_LEAST
+        room -= mailboxes
         room -= self._add(WAIT, room)
+        self.text = self._room_for_text(room + mailboxes)
+        self.lane += self.text + 1 if self.text else 0
+        room -= max(0, len(self.names) * self.lane - mailboxes) if self.lanes else 0
         bar = BAR_LEAST + 2 if room >= BAR_LEAST + 2 else 0
         for column in PLANS:
-            room -= self._add(column, room - bar)
+            if not (width := self._add(column, room - bar)):
+                break
+            room -= width
         self.bar = min(BAR_MOST, room - 2) if bar else 0
         totals = [sum(self.known.times(row).values()) for row in self.held if not row.why]
         self.scale = 1.25 * median(totals or [1])
         self.idle = False  # whether a row said that a request was under way without a letter
+
+    def _room_for_text(self, room: int) -> int:
+        """Cells for what callers read, in each lane; 0 where nobody wrote it down or there is too little room."""
+        if not self.lanes or not any(cell.text for row in self.held for cell in row.cells.values()):
+            return 0
+        spare = room // len(self.names) - self.lane - 1
+        return min(spare, TEXT_MOST) if spare >= TEXT_LEAST else 0
 
     def _add(self, column: Column, room: int) -> int:
         """Add a column where there is room for it; the cells that it takes."""
@@ -159,8 +176,16 @@ class _Layout:
                 self.idle |= idle
                 line.append((self.screen.glyphs.idle if idle else "").ljust(self.lane), DIM)
             else:
-                line.append(self.word(cell).ljust(self.lane), FATE_STYLES[cell.fate] or request_style(number))
+                line.append_text(self._cell(cell, number))
         return line
+
+    def _cell(self, cell: Cell, number: int) -> Text:
+        """The fate, and the text that the letter ended up as, where there is room."""
+        line = Text().append(self.word(cell), FATE_STYLES[cell.fate] or request_style(number))
+        if self.text and cell.text:
+            read = self.screen.fit(Text(self.screen.printable(f"'{cell.text}'")), self.text)
+            line.append(" " * (self.lane - self.text - 1 - line.cell_len)).append_text(read)
+        return line.append(" " * (self.lane - line.cell_len))
 
     def _under_way(self, number: int, row: Row) -> bool:
         """Whether the request was open when the bag came."""
@@ -191,6 +216,7 @@ class _Layout:
             (glyphs.end, "the answer's last", any(cell.last for cell in cells)),
             (glyphs.idle, "under way, no letter in this bag", self.idle),
             (glyphs.gap, "bags left out, with the mean of each figure", any(row.why and row.bags for row in self.held)),
+            ("'...'", "what the caller read when it took the letter", bool(self.text)),
             ("wait", "the longest that a letter of this bag lay there", any(c is WAIT for c, _, _ in self.columns)),
         )
         line = Text("  ")

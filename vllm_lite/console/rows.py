@@ -7,7 +7,7 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vllm_lite.console.figures import count, span
@@ -26,11 +26,13 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What one request got from one bag. `stapled`: how many letters now hang on the one in the slot."""
+    """What one request got from one bag. `stapled`: how many letters now hang on the one in the slot; `text`: what its
+    caller read when it took that slot, where the callers' record says so."""
 
     fate: str
     stapled: int = 0
     last: bool = False
+    text: str = ""
 
 
 @dataclass
@@ -59,10 +61,14 @@ class Note:
 
 
 class Ledger:
-    """The rows of a run, all of them. Its requests are numbered from `first`."""
+    """The rows of a run, all of them. Its requests are numbered from `first`.
 
-    def __init__(self, run: Run, first: int = 0) -> None:
+    `texts` are what callers read at each take, by their own request id.
+    """
+
+    def __init__(self, run: Run, first: int = 0, texts: Mapping[str, Sequence[str]] | None = None) -> None:
         self.requests = dict(enumerate(run.requests, first))
+        self._texts = {number: iter((texts or {}).get(r.accept.external_id, ())) for number, r in self.requests.items()}
         self.numbers = {id(request): number for number, request in self.requests.items()}
         self.piles: Counter[int] = Counter()
         self.rows: list[Row | Note] = []
@@ -83,11 +89,13 @@ class Ledger:
         for letter in bag.letters:
             if letter.request is None or (number := self.numbers.get(id(letter.request))) is None:
                 continue
+            text = ""
             if letter.fate == rec.STAPLED:
                 self.piles[number] += 1
             elif letter.fate == rec.PUT:
                 self.piles[number] = 0
-            cells[number] = Cell(letter.fate, self.piles[number], letter is self._last.get(number))
+                text = next(self._texts[number], "")  # the k-th put is what the k-th take finds
+            cells[number] = Cell(letter.fate, self.piles[number], letter is self._last.get(number), text)
         return Row([bag], [bag.step] if bag.step else [], cells)
 
     def _step(self, step: StepJourney) -> list[tuple[int, int, Row | Note]]:

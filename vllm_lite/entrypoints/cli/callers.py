@@ -20,6 +20,7 @@ from vllm_lite.frontend.protocol import EngineClient
 from vllm_lite.frontend.renderer import Prompt
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.tracing.check import read_client
 
 CLIENT_FILE = "client.jsonl"
 
@@ -52,6 +53,7 @@ class Receipt:
     traceparent: str | None = None
     kind: str = "aborted"  # until it is known to be finished or error
     error: str | None = None
+    texts: list[str] = field(default_factory=list)  # of each take
 
     def take(self, output: RequestOutput) -> None:
         """One more letter (DELTA outputs of one answer)."""
@@ -59,6 +61,7 @@ class Receipt:
         self.takes += 1
         self.token_ids += answer.token_ids
         self.text += answer.text
+        self.texts.append(answer.text)
         if answer.finish_reason is not None:
             self.finish_reason, self.stop_reason = answer.finish_reason, answer.stop_reason
             self.kind = "aborted" if answer.finish_reason == "abort" else "finished"
@@ -71,6 +74,11 @@ class Receipt:
         if self.kind == "aborted":
             return "left by its caller"
         return f"stopped at {self.stop_reason!r}" if isinstance(self.stop_reason, str) else f"ended by {self.finish_reason}"
+
+
+def read_texts(run_dir: Path) -> dict[str, list[str]]:
+    """What each caller read at each take, by request id; nothing where no caller wrote it down."""
+    return {line["request_id"]: line.get("texts", []) for line in read_client(run_dir) or ()}
 
 
 class Callers:

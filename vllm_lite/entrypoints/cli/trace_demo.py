@@ -18,7 +18,7 @@ from vllm_lite.console.theme import Screen, request_name
 from vllm_lite.console.timeline import Overview, Waterfall
 from vllm_lite.engine_args import AsyncEngineArgs
 from vllm_lite.entrypoints.cli import views
-from vllm_lite.entrypoints.cli.callers import Call
+from vllm_lite.entrypoints.cli.callers import Call, read_texts
 from vllm_lite.entrypoints.cli.session import Session
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tracing.journey import Run
@@ -45,7 +45,7 @@ class Act(NamedTuple):
 
 
 def _mailroom(run: Run, first: int) -> RenderableType:
-    return Mailroom(run, first=first)
+    return Mailroom(run, first=first, texts=read_texts(run.path))
 
 
 def _waterfall(run: Run, first: int) -> RenderableType:

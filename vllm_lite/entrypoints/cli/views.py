@@ -15,6 +15,7 @@ from rich.text import Text
 from vllm_lite.console.mailroom import ROWS, Mailroom
 from vllm_lite.console.timeline import LINES, Overview, Waterfall
 from vllm_lite.console.totals import Totals
+from vllm_lite.entrypoints.cli.callers import read_texts
 from vllm_lite.tracing.journey import RequestJourney, Run
 
 VIEWS = ("mailroom", "request", "totals")
@@ -41,7 +42,7 @@ def _mailroom(run: Run, everything: bool) -> Iterator[RenderableType]:
     if run.requests and not any(bag.letters for bag in run.bags) and any(bag.sort.num_outputs for bag in run.bags):
         yield Text("Single letters are recorded from level 2: there is no mailroom at level 1.")
     else:
-        yield Mailroom(run, None if everything else ROWS)
+        yield Mailroom(run, None if everything else ROWS, texts=read_texts(run.path))
 
 
 def _requests(run: Run, everything: bool) -> Iterator[RenderableType]:
