@@ -26,12 +26,14 @@ from vllm_lite.wire.step import (
     SchedulerOutput,
 )
 from vllm_lite.worker.attention.interface import PagedLayer
-from vllm_lite.worker.attention.torch_sdpa import TorchSdpaBackend
+from vllm_lite.worker.attention.selector import select_backend
+from vllm_lite.worker.cuda_graphs import Capture, DecodeGraphs, graph_sizes, pad_decodes
 from vllm_lite.worker.device import dtype_name
 from vllm_lite.worker.input_batch import InputBatch, StepBatch
 from vllm_lite.worker.logprobs import PromptPart, gather_logprobs, prompt_logprobs, prompt_parts, row_of
 from vllm_lite.worker.probe import attention_noted, probe_model
 from vllm_lite.worker.sampler import NO_TOKEN, Sampler, SamplerOutput
+from vllm_lite.worker.step_buffer import StepBuffer
 
 NO_TOKEN_MESSAGE = "no token can be sampled: every logit is -inf or not a number"
 
@@ -47,10 +49,9 @@ class StepClock:
     events: list[torch.cuda.Event] = field(default_factory=list)
 
     def device_ns(self) -> int | None:
-        """GPU time between the two events; None where there are none."""
-        if not self.events:
+        """GPU time between the two events; None where there are none, or where a step that sampled nothing is still at work."""
+        if not self.events or not self.events[1].query():  # type: ignore[no-untyped-call]
             return None
-        self.events[1].synchronize()
         return int(self.events[0].elapsed_time(self.events[1]) * 1e6)
 
 
@@ -78,7 +79,11 @@ class ModelRunner:
         self._max_num_tokens = scheduler_config.max_num_batched_tokens
         self._block_size = vllm_config.cache_config.block_size
         self._calls = probe_model(model, model_config.max_model_len)
-        self.backend = TorchSdpaBackend(device, model.dtype)
+        self.backend = select_backend(vllm_config, device, model.dtype, self._calls)
+        self._inputs = StepBuffer(3 * self._max_num_tokens + 8, torch.int64, device)
+        self._compiled = torch.compile(self._forward, fullgraph=True, dynamic=True) if model_config.compile else None
+        self.replays = self.backend.capturable and not model_config.enforce_eager
+        self._graphs = DecodeGraphs(graph_sizes(self._max_num_seqs, 2 if model_config.compile else 1))
         self._sampler = Sampler(device)
         self._batch = InputBatch(
             self._max_num_seqs, model_config.max_model_len, self._block_size, model.config.vocab_size, model_config.seed
@@ -124,6 +129,15 @@ class ModelRunner:
         self.execute_model(SchedulerOutput(0, [], CachedRequestData(), {}, 0, finished_req_ids=["warm-up"]))
 
     @torch.inference_mode()
+    def capture_graphs(self, capture: Capture) -> None:
+        """Let decode steps be replayed from now on. Weights and caches must stay where they are."""
+        self._graphs.capture(self._block_size, self._prepare, self._run, capture)
+
+    def graph_bytes(self) -> int:
+        """What the captured graphs will keep: each its own logits."""
+        return self.replays * sum(self._graphs.sizes) * int(self._model.config.vocab_size) * int(self._model.dtype.itemsize)
+
+    @torch.inference_mode()
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
         """Forward pass of a step. None: `sample_tokens` has the result; an output where there was nothing to compute."""
         clock = self.clock = StepClock(now_ns())
@@ -136,15 +150,13 @@ class ModelRunner:
         wanted = [step.attention.query_start_loc[1:][sampled] - 1]
         wanted += [np.arange(part.start, part.start + part.count) for part in parts]
         rows = np.concatenate(wanted)
-        self.backend.begin_step(step.attention)
-        inputs = [
-            self._upload(array) for array in (step.token_ids, step.positions, rows if len(rows) else np.zeros(1, np.int64))
-        ]
+        size = self._graph_size(step, rows)
+        inputs = self._prepare(step, rows) if size is None else self._prepare(pad_decodes(step, size), np.arange(size))
         clock.t1 = now_ns()
         if plan.step_trace is not None and self._device.type == "cuda":
             clock.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
             clock.events[0].record()
-        logits = self._forward(*inputs)
+        logits = self._run(*inputs) if size is None else self._graphs.replay(size)
         clock.t2 = now_ns()
         self._computed = ComputedStep(step, sampled, parts, logits)
         return None
@@ -178,6 +190,27 @@ class ModelRunner:
         logprobs = None if chosen is None else self._logprobs(step, sampled, token_ids, chosen)
         return ModelRunnerOutput(step.req_ids, answers, logprobs, found, errors=errors)
 
+    def _graph_size(self, step: StepBatch, rows: npt.NDArray[np.int64]) -> int | None:
+        """The captured size for a step of decodes whose last tokens are all that is asked for."""
+        count = step.attention.num_reqs
+        asked = step.attention.num_decodes == count == len(rows) and step.samples.all()
+        return self._graphs.fitting(count) if asked else None
+
+    def _prepare(self, step: StepBatch, rows: npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
+        """Put a step's numbers on the device; returns what `_run` takes. A model cannot be asked for no logits at all."""
+        missing = (1 if self._compiled is None else 2) - len(rows)
+        rows = np.concatenate([rows, np.zeros(max(0, missing), np.int64)])
+        self.backend.begin_step(step.attention)
+        return tuple(self._inputs.views(step.token_ids, step.positions, rows))
+
+    def _run(self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """`_forward`, compiled where that was asked for. One token or one row alone would be compiled apart, so neither is."""
+        if self._compiled is None or len(token_ids) == 1:
+            return self._forward(token_ids, positions, rows)
+        # Sizes that are equal in the first step need not be so in the next.
+        with torch.fx.experimental._config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+            return self._compiled(token_ids, positions, rows)
+
     def _forward(self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Logits [n, V] of the flat batch's `rows` [n]."""
         output = self._model(token_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=rows)
@@ -197,6 +230,3 @@ class ModelRunner:
         for position, (index, count) in enumerate(zip(sampled[asked].tolist(), counts.tolist(), strict=True)):
             lists[index] = row_of(together, position, count)
         return lists
-
-    def _upload(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)

@@ -21,6 +21,7 @@ from vllm_lite.tracing.records import Phase, Work
 from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 from vllm_lite.worker import loader
+from vllm_lite.worker.cuda_graphs import CudaCapture
 from vllm_lite.worker.device import dtype_name, free_memory, select_device, use_cpu_threads
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.probe import check_config
@@ -95,7 +96,7 @@ class Worker:
         return min(room, blocks * sum(spec.page_size_bytes for spec in self.get_kv_cache_specs().values()))
 
     def _free_on_gpu(self, share: float) -> int:
-        """The share of the whole GPU that may be used, less what is used and what the largest step takes at its peak."""
+        """The share of the whole GPU that may be used, less what is used, what the largest step takes and what graphs keep."""
         before = free_memory(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         held = torch.cuda.memory_allocated(self._device)
@@ -103,13 +104,16 @@ class Worker:
         peak = torch.cuda.max_memory_allocated(self._device) - held
         torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(self._device).total_memory
-        return max(0, int(total * share) - (total - before) - peak)
+        return max(0, int(total * share) - (total - before) - peak - self._runner.graph_bytes())
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        """Allocate the KV cache and run a first small step."""
+        """Allocate the KV cache, run a first small step and capture what CUDA graphs can replay."""
         with self._phase("warm_up"):
             self._runner.allocate(kv_cache_config)
             self._runner.warm_up()
+        if self._device.type == "cuda" and self._runner.replays:
+            with self._phase("capture_graphs"):
+                self._runner.capture_graphs(CudaCapture())
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Run the forward pass of a step. None: call `sample_tokens` for its result."""

@@ -24,6 +24,7 @@ class AttentionBackend(ABC):
     """Computes attention over the paged cache. One instance for each engine; it holds the running step's metadata."""
 
     name: str
+    capturable: bool = False  # a CUDA graph may hold its launches, and torch.compile its call
 
     @abstractmethod
     def allocate(self, spec: FullAttentionSpec, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
