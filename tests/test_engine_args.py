@@ -42,7 +42,6 @@ CHANGED: dict[str, Any] = {
     "trace_level": 2,
     "trace_dir": "here",
     "trace_keep": True,
-    "trace_content": True,
     "trace_steps": "all",
     "additional_config": {"toy_step_time": 0.1},
 }

@@ -98,7 +98,6 @@ class EngineArgs:
     trace_level: int | None = _option(None, "0 off, 1 requests and steps, 2 + tokens, 3 + a span per request and step", int)
     trace_dir: str | None = _option(None, "the run directory; one under the user's state folder where absent")
     trace_keep: bool = _option(False, "keep the spools after they were exported", bool)
-    trace_content: bool = _option(False, "put prompts and answers into the spans", bool)
     trace_steps: str | None = _option(None, "'sampled', 'all', 'off' or a ratio; $VLLM_LITE_TRACE_STEPS, else 'sampled'")
     additional_config: dict[str, Any] = _option(None, "settings of plug-in executors", _json_object)  # noqa: RUF009  (a field)
 
@@ -195,7 +194,6 @@ class EngineArgs:
             trace_level=self.trace_level,
             trace_dir=self.trace_dir,
             trace_keep=self.trace_keep,
-            trace_content=self.trace_content,
             trace_steps=steps,
         )
 

@@ -15,7 +15,6 @@ from vllm_lite.exceptions import VLLMValidationError
         ("trace_level", -1),
         ("trace_level", "3"),
         ("trace_keep", None),
-        ("trace_content", 1),
         ("trace_steps", "some"),
         ("trace_steps", "1.5"),
         ("trace_steps", "nan"),

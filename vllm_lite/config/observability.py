@@ -25,14 +25,12 @@ class ObservabilityConfig:
     trace_level: int | None = None
     trace_dir: str | None = None
     trace_keep: bool = False
-    trace_content: bool = False
     trace_steps: str = "sampled"
 
     def __post_init__(self) -> None:
         if self.trace_level is not None:
             check_int("trace_level", self.trace_level, 0, 3)
         check_bool("trace_keep", self.trace_keep)
-        check_bool("trace_content", self.trace_content)
         if self.trace_steps not in ("sampled", "all", "off"):
             try:
                 in_range = 0.0 <= float(self.trace_steps) <= 1.0

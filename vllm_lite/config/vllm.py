@@ -16,13 +16,13 @@ from vllm_lite.config.observability import ObservabilityConfig
 from vllm_lite.config.parallel import ParallelConfig
 from vllm_lite.config.scheduler import SchedulerConfig
 
-LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass
 class LoadConfig:
-    """Where weights come from: "auto" (safetensors, else GGUF), "safetensors", "gguf", or "dummy" (seeded random values)."""
+    """Where weights come from: "safetensors" (which is what "auto" finds), or "dummy" (seeded random values)."""
 
     load_format: str = "auto"
 
