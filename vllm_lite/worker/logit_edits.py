@@ -13,6 +13,7 @@ import torch
 
 from vllm_lite.worker.input_batch import InputBatch
 from vllm_lite.worker.sampling_columns import Edits
+from vllm_lite.worker.step_buffer import upload
 
 Ints = npt.NDArray[np.int64]
 
@@ -82,4 +83,4 @@ def _banned_ids(edits: Edits, row: int, batch: InputBatch) -> Ints:
 
 
 def _upload(array: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(array).to(like.device, non_blocking=True)
+    return upload(array, like.device)

@@ -18,6 +18,7 @@ import torch
 from vllm_lite.worker.input_batch import InputBatch
 from vllm_lite.worker.logit_edits import apply_edits, apply_penalties
 from vllm_lite.worker.sampling_columns import EDITED, FILTERED, LOGPROBS, PENALISED, RANDOM, SamplingColumns
+from vllm_lite.worker.step_buffer import upload
 
 NO_TOKEN = -1  # every logit of the row is -inf, or one is not a number
 Ints = npt.NDArray[np.int64]
@@ -92,7 +93,7 @@ class Sampler:
         return floor
 
     def _upload(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return upload(array, self._device)
 
     def _column(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return self._upload(array)[:, None]

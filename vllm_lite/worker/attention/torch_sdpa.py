@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from vllm_lite.wire.kv_cache_interface import FullAttentionSpec
 from vllm_lite.worker.attention.interface import AttentionBackend, PagedLayer
 from vllm_lite.worker.attention.metadata import AttentionMetadata
+from vllm_lite.worker.step_buffer import upload
 
 # Slots gathered at once: small enough for the copy to stay in the CPU's cache until it is read.
 GROUP_SLOTS = 8192
@@ -130,7 +131,7 @@ class TorchSdpaBackend(AttentionBackend):
         return torch.zeros(visible.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, -torch.inf)
 
     def _upload(self, array: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return upload(array, self._device)
 
     def _zeros(self, *shape: int) -> torch.Tensor:
         if self._device.type != "cpu":
