@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -39,17 +40,24 @@ class EngineProcesses:
         self._ending = threading.RLock()  # reentrant: garbage collection may call close() anywhere
 
     def start(self, handshake_address: str, count: int) -> None:
-        """Start engine cores 0 to `count` - 1. In a process group of their own, so that Ctrl-C reaches them through us."""
+        """Start engine cores 0 to `count` - 1. In a process group of their own, so that Ctrl-C reaches them through us.
+
+        A thread does it: there no Ctrl-C can come between a child's birth and its entry in our list.
+        """
         read_end, self._death_fd = os.pipe()
         try:
-            for index in range(count):
-                command = [sys.executable, "-m", ENGINE_CORE_MODULE, "--handshake", handshake_address]
-                command += ["--engine-index", str(index), "--death-fd", str(read_end)]
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(read_end,), process_group=0)
-                self._processes.append(process)
-                self._pidfds.append(os.pidfd_open(process.pid))
+            with ThreadPoolExecutor(1) as pool:
+                for index in range(count):
+                    pool.submit(self._start, handshake_address, index, read_end).result()
         finally:
             os.close(read_end)
+
+    def _start(self, handshake_address: str, index: int, death_fd: int) -> None:
+        command = [sys.executable, "-m", ENGINE_CORE_MODULE, "--handshake", handshake_address]
+        command += ["--engine-index", str(index), "--death-fd", str(death_fd)]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(death_fd,), process_group=0)
+        self._processes.append(process)
+        self._pidfds.append(os.pidfd_open(process.pid))
 
     @property
     def pidfds(self) -> list[int]:
