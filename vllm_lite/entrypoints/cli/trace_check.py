@@ -21,9 +21,9 @@ from vllm_lite.tracing.check import ClientLine, Finding, check_run
 from vllm_lite.tracing.journey import load_run
 
 EXAMPLES = """examples:
-  vllm-lite trace check RUN                              every rule, against RUN/client.jsonl where there is one
-  vllm-lite trace check RUN --no-orphans --unique-ids    only these rules
-  vllm-lite trace check RUN --against other.jsonl        the callers' record from elsewhere
+  vllm-lite trace check RUN                             every rule
+  vllm-lite trace check RUN --no-orphans --unique-ids   only these rules
+  vllm-lite trace check RUN --against other.jsonl       their record elsewhere
 """
 # Flag -> the rule's name and what it demands.
 RULES = {
@@ -49,8 +49,9 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser = actions.add_parser(
         "check",
         help="check that a run's records hold together",
-        description="Compare the spools of a run with themselves and with what the callers wrote. Exits with 1 where a rule "
-        "does not hold. Without a rule's flag every rule is applied.",
+        usage="vllm-lite trace check DIR [options]",
+        description="Compare the spools of a run with themselves and with what the callers wrote.\n"
+        "Exits with 1 where a rule does not hold. All rules, where no flag names one.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -32,12 +32,13 @@ PROMPTS = (
 )
 EXAMPLES = """examples:
   vllm-lite trace run "What is the capital of France?"
-  vllm-lite trace run --demo                                        four acts: the whole story
-  vllm-lite trace run "Tell me a story." --slow-reader 100          letters are stapled
-  vllm-lite trace run "Count to ten." --stop "5"                    a stop string, found by the clerk
-  vllm-lite trace run "Tell me a story." --abort-after 10           a caller that walks away
-  vllm-lite trace run --requests 64 --concurrency 16 --max-tokens 200 --slow-reader 50 \\
-      --stop " the" --stop "." --stop "," --stop-requests 3 --abort-after 20 --abort-requests 3 --out runs/64
+  vllm-lite trace run --demo                                 four acts
+  vllm-lite trace run "Tell me a story." --slow-reader 100   letters are stapled
+  vllm-lite trace run "Count to ten." --stop 5               a stop string
+  vllm-lite trace run "Tell me a story." --abort-after 10    a caller walks away
+  vllm-lite trace run --requests 64 --concurrency 16 --max-tokens 200 \\
+      --slow-reader 50 --stop " the" --stop "." --stop "," --stop-requests 3 \\
+      --abort-after 20 --abort-requests 3 --out runs/64
 """
 
 
@@ -46,8 +47,9 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser = actions.add_parser(
         "run",
         help="ask an engine and show the journey",
-        description="Start an engine, ask it, print the answers as they come, then the mailroom (one row for each bag), a "
-        "waterfall for each request, and totals.",
+        usage="vllm-lite trace run [PROMPT ...] [options]",
+        description="Start an engine, ask it, print the answers as they come, then the mailroom (one\n"
+        "row for each bag), a waterfall for each request, and totals.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -18,7 +18,7 @@ from vllm_lite.tracing.journey import Run, load_run
 EXAMPLES = """examples:
   vllm-lite trace show RUN                        mailroom, waterfalls, totals
   vllm-lite trace show RUN --view mailroom --all  every bag, none left out
-  vllm-lite trace show RUN --request B            one request, by its letter or its caller's id
+  vllm-lite trace show RUN --request B            one request, by letter or id
   vllm-lite trace show RUN --bag 17               one bag under the glass
 """
 
@@ -28,8 +28,9 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser = actions.add_parser(
         "show",
         help="show the journeys of a run",
-        description="Show the journeys that the spools of a run directory tell. Width and colour are the terminal's; "
-        "COLUMNS, NO_COLOR and FORCE_COLOR are honoured.",
+        usage="vllm-lite trace show DIR [options]",
+        description="Show the journeys that the spools of a run directory tell. Width and colour are\n"
+        "the terminal's; COLUMNS, NO_COLOR and FORCE_COLOR are honoured.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
