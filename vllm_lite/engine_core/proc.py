@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 300
 HANDSHAKE_LINGER_MS = 5000
+SWITCH_INTERVAL_S = 0.0005  # how long a bag may wait for the interpreter while the worker runs in this process
 ORPHAN_GRACE_S = 2.0  # how long an orderly end may take once nobody waits for it
 
 
@@ -82,12 +83,14 @@ def main(argv: list[str] | None = None) -> int:
     )
     watch = Watch(args.death_fd)
     watch.start()
+    gc.disable()  # what start-up makes stays, so looking for garbage in it would be time lost
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     core = start(args.handshake, args.engine_index)
     if core is None:
         return 1
     watch.running(core)
-    gc.collect()
-    gc.freeze()  # what is alive now stays; the collector need not look at it again
+    gc.freeze()
+    gc.enable()
     return run(core)
 
 
@@ -133,4 +136,6 @@ def run(core: EngineCoreProc) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    logging.shutdown()
+    os._exit(exit_code)  # all is closed; taking torch apart would only take time and print what native code leaks

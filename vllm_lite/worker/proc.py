@@ -12,7 +12,6 @@ import importlib
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from typing import Any
@@ -124,4 +123,6 @@ def worker_class(vllm_config: VllmConfig) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    logging.shutdown()
+    os._exit(exit_code)  # all is closed; taking torch apart would only take time and print what native code leaks
