@@ -17,6 +17,7 @@ from vllm_lite.frontend.parallel_sampling import ParentRequest
 from vllm_lite.frontend.stamps import BagStamp
 from vllm_lite.frontend.tokenizer import Tokenizer
 from vllm_lite.outputs import RequestOutput
+from vllm_lite.tracing.request_trace import RequestTrace
 from vllm_lite.wire.messages import EngineCoreRequest, FinishReason
 from vllm_lite.wire.stats import PrefillStats
 from vllm_lite.wire.step import LogprobsLists
@@ -77,10 +78,10 @@ def test_rows_go_to_their_mailboxes(processor: OutputProcessor) -> None:
 
 def test_case_4_unknown_rows_are_passed_over(processor: OutputProcessor) -> None:
     collector = add(processor, "a")
-    stamp = BagStamp(level=2)
+    stamp = BagStamp()
     processor.process_outputs([row("gone", [1, 2]), row("a", ids("x"))], stamp)
     assert taken(collector).outputs[0].text == "x"
-    assert (stamp.late, stamp.num_tokens, stamp.fates) == ([("gone", 2)], 3, ["p"])
+    assert (stamp.late, stamp.letters) == ([("gone", 2)], [(None, ids("x"), "p")])
 
 
 def test_without_a_mailbox_outputs_are_returned(processor: OutputProcessor) -> None:
@@ -144,11 +145,11 @@ def test_case_9_logprobs_are_cut_with_the_ids(processor: OutputProcessor) -> Non
 
 
 def test_the_engines_interval_is_kept_back(tiny_tokenizer: Tokenizer) -> None:
-    processor, stamp = OutputProcessor(tiny_tokenizer, stream_interval=2), BagStamp(level=2)
+    processor, stamp = OutputProcessor(tiny_tokenizer, stream_interval=2), BagStamp()
     collector = add(processor)
     for text in "abc":
         processor.process_outputs([row("r", ids(text))], stamp)
-    assert stamp.fates == ["p", "k", "s"]
+    assert [fate for _, _, fate in stamp.letters] == ["p", "k", "s"]
     assert taken(collector).outputs[0].text == "abc"
 
 
@@ -163,6 +164,22 @@ def test_a_row_that_the_front_end_cannot_read_hurts_its_request_alone(
     assert taken(other).outputs[0].text == "y"
     assert list(processor.request_states) == ["other"]
     assert "request r failed in the front end" in caplog.text
+
+
+def test_a_traced_request_is_told_its_figures(processor: OutputProcessor) -> None:
+    traces = [RequestTrace(req, "t", "s", level=1) for req in (1, 2)]
+    for name, trace in zip("ab", traces, strict=True):
+        collector = RequestOutputCollector(DELTA, name, trace, None)
+        processor.add_request(request(name, stop=["STOP"], stream_interval=2), None, queue=collector)
+    processor.process_outputs([row(name, ids("x"), prefill_stats=PrefillStats(3, 2)) for name in "ab"])
+    assert [trace.t_first_token is not None for trace in traces] == [True, True]
+    processor.process_outputs([row("a", ids("y"))])
+    processor.process_outputs([row("a", ids("STOPPED"))])
+    processor.propagate_error(EngineDeadError("gone"))
+    assert [
+        (trace.num_output_tokens, trace.num_cached_tokens, trace.kept_back, trace.finish_reasons, trace.stop_reason)
+        for trace in traces
+    ] == [(6, 2, 1, ["stop"], "STOP"), (1, 2, 0, [], None)]
 
 
 # ---- ids -------------------------------------------------------------------------------------------------------------------

@@ -133,35 +133,32 @@ def test_tokenise_and_post(made: Fixture) -> None:
 # ---- bags ------------------------------------------------------------------------------------------------------------------
 
 
-def bag(level: int, trace: RequestTrace | None) -> BagStamp:
-    stamp = BagStamp(level)
+def filled(trace: RequestTrace | None) -> BagStamp:
+    """A bag of four letters; one of them comes late, one's request is not traced."""
+    stamp = BagStamp()
     stamp.slices.append((1, 2, 4))
-    for who, tokens, fate in ((trace, 1, PUT), (None, 2, STAPLED), (trace, 1, KEPT_BACK)):
-        stamp.letter(who, tokens, fate)
-    stamp.add_late("gone-1", 3)
+    stamp.letters += [(trace, [7], PUT), (None, [7, 8], STAPLED), (trace, [9], KEPT_BACK)]
+    stamp.late.append(("gone-1", 3))
     return stamp
 
 
 @pytest.mark.parametrize(("columns", "level"), [(([1, 0, 1], [1, 2, 1], "psk"), 2), (([], [], ""), 1)])
-def test_a_bag_is_written_whole(made: Fixture, level: int, columns: tuple[list[int], list[int], str]) -> None:
+def test_a_bag_is_written_whole(made: Fixture, columns: tuple[list[int], list[int], str]) -> None:
     trace = made.accept()
-    stamp = made.stamps.open_bag()
-    assert stamp is not None
-    filled = bag(level, trace)
-    made.stamps.sort(filled, 1, SAMPLED["traceparent"], (10, 20, 300))
+    assert made.stamps.open_bag() is not None
+    made.stamps.sort(filled(trace), 1, SAMPLED["traceparent"], (10, 20, 300))
     sort = made.read().bags[0].sort
     assert (sort.bag, sort.engine_index, sort.trace, sort.t_received, sort.t_decoded) == (0, 1, SAMPLED["traceparent"], 10, 20)
     assert (sort.slices, sort.body_size, sort.num_outputs, sort.num_tokens) == ([(1, 2, 4)], 300, 4, 7)
     assert (sort.num_put, sort.num_stapled, sort.num_kept_back, sort.late) == (1, 1, 1, [("gone-1", 3)])
     assert (sort.reqs, sort.tokens, sort.fates) == columns
-    assert trace.kept_back == 1
 
 
 def test_bags_that_concern_nobody_traced_are_counted_and_not_written(made: Fixture) -> None:
     trace = made.accept()
-    made.stamps.sort(bag(2, None), 0, None, (0, 0, 0))
-    made.stamps.sort(bag(2, trace), 0, None, (0, 0, 0))
-    made.stamps.sort(bag(2, None), 0, SAMPLED["traceparent"], (0, 0, 0))
+    made.stamps.sort(filled(None), 0, None, (0, 0, 0))
+    made.stamps.sort(filled(trace), 0, None, (0, 0, 0))
+    made.stamps.sort(filled(None), 0, SAMPLED["traceparent"], (0, 0, 0))
     assert [b.sort.bag for b in made.read().bags] == [1, 2]
 
 

@@ -26,7 +26,7 @@ class RequestOutputCollector:
     its own. `trace` counts what happens here, where the request is traced; `stamps` then writes it down.
     """
 
-    __slots__ = ("__weakref__", "_stamps", "_t_put", "_waiter", "aggregate", "output", "request_id", "trace")
+    __slots__ = ("__weakref__", "_stamps", "_t_put", "_timed", "_waiter", "aggregate", "output", "request_id", "trace")
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class RequestOutputCollector:
         self.output: Output | Exception | None = None
         self.trace = trace
         self._stamps = stamps
+        self._timed = trace is not None and trace.level >= TOKEN_LEVEL
         self._t_put = 0
         self._waiter: asyncio.Future[None] | None = None
 
@@ -49,25 +50,40 @@ class RequestOutputCollector:
         An exception replaces whatever lies there and stays until it is taken: outputs that come later are dropped.
         """
         present = self.output
-        if present is None or isinstance(output, Exception):
-            if self.trace is not None:
-                self._trace_put(self.trace, output)
-            self.output = output
-            waiter = self._waiter
-            if waiter is not None:
-                self._waiter = None
-                if not waiter.done():
-                    waiter.set_result(None)
-            return PUT
+        if present is not None:
+            return self._put_on(present, output)
+        self.output = output
+        trace = self.trace
+        if trace is not None and not isinstance(output, Exception):
+            trace.puts += 1
+            trace.in_slot = True
+            if self._timed:
+                self._t_put = now_ns()
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+        return PUT
+
+    def _put_on(self, present: Output | Exception, output: Output | Exception) -> str:
+        """The slot is full: the reader has been woken and has not had its turn."""
         if isinstance(present, Exception):
             return KEPT_BACK
+        trace = self.trace
+        if isinstance(output, Exception):
+            self.output = output
+            if trace is not None:
+                trace.left += trace.in_slot
+                trace.in_slot = False
+            return PUT
         if isinstance(present, RequestOutput) and isinstance(output, RequestOutput):
             present.add(output, aggregate=self.aggregate)
         else:
             self.output = output
-        if self.trace is not None:
-            self.trace.puts += 1
-            self.trace.staples += 1
+        if trace is not None:
+            trace.puts += 1
+            trace.staples += 1
         return STAPLED
 
     async def get(self) -> Output:
@@ -87,39 +103,35 @@ class RequestOutputCollector:
         if output is None:
             return None
         self.output = None
-        if self.trace is not None:
-            self._trace_take(self.trace, output)
         if isinstance(output, Exception):
+            self.close(output)
             raise output
+        trace = self.trace
+        if trace is not None:
+            trace.takes += 1
+            trace.in_slot = False
+            if self._timed:
+                self._note_take(trace, output)
+            if output.finished:
+                self.close()
         return output
 
-    def close(self) -> None:
-        """Nobody will read any more: a traced request that has not ended before ends here."""
+    def close(self, error: Exception | None = None) -> None:
+        """Nobody will read any more, or the reader gets `error`: a traced request that has not ended before ends here."""
         if self.trace is not None and self._stamps is not None:
-            self._stamps.close_request(self.trace)
+            self._stamps.close_request(self.trace, error)
 
     def __del__(self) -> None:
         self.close()
 
-    def _trace_put(self, trace: RequestTrace, output: Output | Exception) -> None:
-        if isinstance(output, Exception):
-            trace.left += trace.in_slot
-            trace.in_slot = False
-            return
-        trace.puts += 1
-        trace.in_slot = True
-        if trace.level >= TOKEN_LEVEL:
-            self._t_put = now_ns()
-
-    def _trace_take(self, trace: RequestTrace, output: Output | Exception) -> None:
+    def _note_take(self, trace: RequestTrace, output: Output) -> None:
         assert self._stamps is not None
-        if isinstance(output, Exception):
-            self._stamps.close_request(trace, output)
-            return
-        trace.takes += 1
-        trace.in_slot = False
-        if trace.level >= TOKEN_LEVEL:
-            tokens = sum(len(c.token_ids) for c in output.outputs) if isinstance(output, RequestOutput) else 0
-            self._stamps.take(trace, tokens, self._t_put)
-        if output.finished:
-            self._stamps.close_request(trace)
+        t = now_ns()
+        self._stamps.take(trace.req, t, _num_tokens(output), t - self._t_put)
+
+
+def _num_tokens(output: Output) -> int:
+    if isinstance(output, PoolingRequestOutput):
+        return 0
+    outputs = output.outputs
+    return len(outputs[0].token_ids) if len(outputs) == 1 else sum(len(part.token_ids) for part in outputs)

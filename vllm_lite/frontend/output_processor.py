@@ -21,6 +21,7 @@ from vllm_lite.frontend.tokenizer import Tokenizer
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.tracing.recorder import now_ns
 from vllm_lite.tracing.records import KEPT_BACK
+from vllm_lite.tracing.request_trace import RequestTrace
 from vllm_lite.wire.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 logger = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class OutputProcessor:
             state = states.get(row.request_id)
             if state is None:
                 if stamp is not None:
-                    stamp.add_late(row.request_id, len(row.new_token_ids))
+                    stamp.late.append((row.request_id, len(row.new_token_ids)))
                 continue
             try:
                 self._sort(row, state, processed, stamp)
@@ -115,12 +116,10 @@ class OutputProcessor:
         for request_id in request_ids:
             for internal_id in self._resolve(request_id, internal):
                 state = self.request_states[internal_id]
-                if state.trace is not None:
-                    _count(state, 0, FinishReason.ABORT, None)
                 output = state.make_request_output([], FinishReason.ABORT, None)
                 if output is not None and state.queue is not None:
                     state.queue.put(output)
-                self._forget(state)
+                self._forget(state, FinishReason.ABORT, None)
                 aborted.append(internal_id)
         return aborted
 
@@ -129,6 +128,8 @@ class OutputProcessor:
         for state in self.request_states.values():
             if state.queue is not None:
                 state.queue.put(EngineDeadError(str(error)) if isinstance(error, EngineDeadError) else error)
+            if state.trace is not None:
+                _note_end(state.trace, state, None, None)
         self.request_states.clear()
         self.parent_requests.clear()
         self.external_req_ids.clear()
@@ -148,18 +149,19 @@ class OutputProcessor:
             stop_reason = row.error
         if state.logprobs_processor is not None:
             state.logprobs_processor.update_from_output(row, len(new_token_ids))
-        if state.trace is not None:
-            _count(state, len(new_token_ids), finish_reason, stop_reason)
         output = state.make_request_output(new_token_ids, finish_reason, stop_reason)
         fate = KEPT_BACK
-        if output is not None and state.queue is not None:
+        if output is None:
+            if state.trace is not None:
+                state.trace.kept_back += 1
+        elif state.queue is not None:
             fate = state.queue.put(output)
-        elif output is not None:
+        else:
             processed.request_outputs.append(output)
         if stamp is not None:
-            stamp.letter(state.trace, len(new_token_ids), fate)
+            stamp.letters.append((state.trace, new_token_ids, fate))
         if finish_reason is not None:
-            self._forget(state)
+            self._forget(state, finish_reason, stop_reason)
             if row.finish_reason is None:
                 processed.reqs_to_abort.append(state.request_id)
 
@@ -170,7 +172,7 @@ class OutputProcessor:
             raise error
         state.queue.put(error)
         if self.request_states.get(state.request_id) is state:
-            self._forget(state)
+            self._forget(state, None, None)
         processed.reqs_to_abort.append(state.request_id)
 
     def _resolve(self, request_id: str, internal: bool) -> list[str]:
@@ -186,9 +188,14 @@ class OutputProcessor:
         self._num_queued_tokens -= len(state.prompt_token_ids)
         if row.prefill_stats is not None:
             state.num_cached_tokens = row.prefill_stats.num_cached_tokens
+        trace = state.trace
+        if trace is not None and trace.t_first_token is None and row.new_token_ids:
+            trace.t_first_token = now_ns()
 
-    def _forget(self, state: RequestState) -> None:
+    def _forget(self, state: RequestState, finish_reason: FinishReason | None, stop_reason: int | str | None) -> None:
         """Drop the request from every map."""
+        if state.trace is not None:
+            _note_end(state.trace, state, finish_reason, stop_reason)
         del self.request_states[state.request_id]
         if state.is_prefilling:
             self._num_queued_tokens -= len(state.prompt_token_ids)
@@ -203,14 +210,12 @@ class OutputProcessor:
                 self.parent_requests.pop(parent.request_id, None)
 
 
-def _count(state: RequestState, num_tokens: int, finish_reason: FinishReason | None, stop_reason: int | str | None) -> None:
-    """Keep a traced request's figures; they go out with its Close."""
-    trace = state.trace
-    assert trace is not None
-    trace.num_output_tokens += num_tokens
+def _note_end(
+    trace: RequestTrace, state: RequestState, finish_reason: FinishReason | None, stop_reason: int | str | None
+) -> None:
+    """Add a request's figures to its trace, whose Close comes when the caller is done."""
+    trace.num_output_tokens += state.detokenizer.num_tokens
     trace.num_cached_tokens = max(trace.num_cached_tokens, state.num_cached_tokens)
-    if trace.t_first_token is None and num_tokens:
-        trace.t_first_token = now_ns()
     if finish_reason is not None:
         trace.finish_reasons.append(str(finish_reason))
         if finish_reason is FinishReason.ERROR:

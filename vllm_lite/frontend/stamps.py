@@ -41,6 +41,7 @@ class Stamps:
     def __init__(self, run_dir: Path, model: str) -> None:
         self._recorder = Recorder(run_dir, "frontend", "loop")
         self._sampler = Sampler()
+        self.take = self._recorder.take  # S9: a caller took a letter; no call of our own between, for there is one per token
         self._model = model
         self._closed = False
         self._num_requests = 0
@@ -106,14 +107,18 @@ class Stamps:
 
     def open_bag(self) -> BagStamp | None:
         """A stamp for the bag that is being sorted, where tracing is on."""
-        return BagStamp(self.level) if self.level else None
+        return BagStamp() if self.level else None
 
     def sort(self, stamp: BagStamp, engine_index: int, step_trace: str | None, arrival: tuple[int, int, int]) -> None:
         """S8: the bag is empty. It is written if its step is traced or one of its letters is. `arrival`: time received and
         decoded, and bytes."""
         bag, self._num_bags = self._num_bags, self._num_bags + 1
-        if step_trace is None and not stamp.traced:
+        letters = stamp.letters
+        if step_trace is None and not any(letter[0] for letter in letters):
             return
+        fates = "".join([letter[2] for letter in letters])
+        tokens = [len(letter[1]) for letter in letters]
+        by_letter = self._recorder.level >= TOKEN_LEVEL
         self._recorder.append(
             Sort(
                 bag=bag,
@@ -124,26 +129,20 @@ class Stamps:
                 slices=stamp.slices,
                 t_done=now_ns(),
                 body_size=arrival[2],
-                num_outputs=sum(size for _, _, size in stamp.slices),
-                num_tokens=stamp.num_tokens,
-                num_put=stamp.counts[PUT],
-                num_stapled=stamp.counts[STAPLED],
-                num_kept_back=stamp.counts[KEPT_BACK],
+                num_outputs=len(fates) + len(stamp.late),
+                num_tokens=sum(tokens) + sum(count for _, count in stamp.late),
+                num_put=fates.count(PUT),
+                num_stapled=fates.count(STAPLED),
+                num_kept_back=fates.count(KEPT_BACK),
                 late=stamp.late,
-                reqs=stamp.reqs,
-                tokens=stamp.tokens,
-                fates="".join(stamp.fates),
+                reqs=[0 if letter[0] is None else letter[0].req for letter in letters] if by_letter else [],
+                tokens=tokens if by_letter else [],
+                fates=fates if by_letter else "",
             )
         )
         self._recorder.flush()
 
     # ---- mailboxes and ends ------------------------------------------------------------------------------------------------
-
-    def take(self, trace: RequestTrace, tokens: int, t_put: int) -> None:
-        """S9: the caller took a letter that had lain there since `t_put`."""
-        if not self._closed:
-            t = now_ns()
-            self._recorder.take(trace.req, t, tokens, t - t_put)
 
     def abort(self, internal_ids: Sequence[str], reason: str) -> dict[str, str]:
         """The traced ones of these requests are about to be given up; returns their headers for the ABORT, by internal id."""
@@ -206,37 +205,14 @@ class Stamps:
 
 
 class BagStamp:
-    """What is noted while one bag is sorted. `fates` and its columns are kept from level 2 on."""
+    """What is noted while one bag is sorted; `letters` are those that somebody waits for, each with its ids and its fate."""
 
-    __slots__ = ("_by_letter", "counts", "fates", "late", "num_tokens", "reqs", "slices", "tokens", "traced")
+    __slots__ = ("late", "letters", "slices")
 
-    def __init__(self, level: int) -> None:
-        self._by_letter = level >= TOKEN_LEVEL
-        self.counts = {PUT: 0, STAPLED: 0, KEPT_BACK: 0}
-        self.fates: list[str] = []
-        self.late: list[tuple[str, int]] = []
-        self.num_tokens = 0
-        self.reqs: list[int] = []
+    def __init__(self) -> None:
+        self.letters: list[tuple[RequestTrace | None, list[int], str]] = []
+        self.late: list[tuple[str, int]] = []  # letters that nobody waits for any more: internal id and tokens
         self.slices: list[tuple[int, int, int]] = []
-        self.tokens: list[int] = []
-        self.traced = False
-
-    def letter(self, trace: RequestTrace | None, num_tokens: int, fate: str) -> None:
-        """A letter that somebody waits for, and what became of it."""
-        self.num_tokens += num_tokens
-        self.counts[fate] += 1
-        if trace is not None:
-            self.traced = True
-            trace.kept_back += fate == KEPT_BACK
-        if self._by_letter:
-            self.reqs.append(0 if trace is None else trace.req)
-            self.tokens.append(num_tokens)
-            self.fates.append(fate)
-
-    def add_late(self, internal_id: str, num_tokens: int) -> None:
-        """A letter that nobody waits for any more."""
-        self.num_tokens += num_tokens
-        self.late.append((internal_id, num_tokens))
 
 
 def unsampled_headers(trace_headers: Mapping[str, str] | None) -> dict[str, str] | None:
