@@ -10,7 +10,7 @@ import pytest
 
 from tests.frontend.fake_client import FakeClient
 from tests.frontend.helpers import ids, request, row
-from vllm_lite.exceptions import EngineDeadError
+from vllm_lite.exceptions import EngineDeadError, VLLMValidationError
 from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.output_handler import CHUNK_SIZE, OutputHandler
 from vllm_lite.frontend.output_processor import OutputProcessor, OutputProcessorOutput
@@ -71,6 +71,13 @@ async def test_the_size_of_a_slice_is_an_option(processor: OutputProcessor, monk
     monkeypatch.setattr(processor, "process_outputs", lambda rows, _: sizes.append(len(rows)) or OutputProcessorOutput())
     await OutputHandler(scripted([row("r", [])] * 5), processor, None).run()
     assert sizes == [2, 2, 1]
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "many", ""])
+def test_a_size_that_is_none(processor: OutputProcessor, monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+    monkeypatch.setenv(CHUNK_SIZE, size)
+    with pytest.raises(VLLMValidationError, match=f"{CHUNK_SIZE} must be an integer >= 1"):
+        OutputHandler(FakeClient(), processor, None)
 
 
 async def test_stop_strings_are_aborted_in_the_core(processor: OutputProcessor) -> None:

@@ -51,15 +51,17 @@ def test_before_there_was_a_loop() -> None:
 
 
 def test_after_the_loop_was_closed() -> None:
+    """Even where a reader was never told: nobody can wake it any more."""
     parts, collector, client = filled()
-
-    async def use() -> None:
-        parts.handler_task = asyncio.create_task(asyncio.sleep(60))
-        await asyncio.sleep(0)
-
-    asyncio.run(use())
+    loop = asyncio.new_event_loop()
+    reader = loop.create_task(collector.get())
+    parts.handler_task = loop.create_task(asyncio.sleep(0))
+    loop.run_until_complete(parts.handler_task)
+    loop.close()
     parts.close()
-    check_closed(parts, collector, client)
+    assert client.dead_error is not None
+    assert not reader.done()
+    reader._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

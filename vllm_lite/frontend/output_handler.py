@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Sequence
 
+from vllm_lite.config.checks import refuse
 from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.core_client import Bag, EngineCoreClient
 from vllm_lite.frontend.output_processor import OutputProcessor
@@ -22,7 +23,7 @@ from vllm_lite.wire.stats import SchedulerStats
 logger = logging.getLogger(__name__)
 
 CHUNK_SIZE = "VLLM_LITE_OUTPUT_PROC_CHUNK_SIZE"
-DEFAULT_CHUNK_SIZE = 128
+DEFAULT_CHUNK_SIZE = "128"
 
 
 class OutputHandler:
@@ -32,7 +33,10 @@ class OutputHandler:
         self._engine_core = engine_core
         self._output_processor = output_processor
         self._stamps = stamps
-        self._chunk_size = int(os.environ.get(CHUNK_SIZE, DEFAULT_CHUNK_SIZE))
+        chunk_size = os.environ.get(CHUNK_SIZE, DEFAULT_CHUNK_SIZE)
+        if not chunk_size.isdecimal() or int(chunk_size) == 0:
+            raise refuse(CHUNK_SIZE, chunk_size, "an integer >= 1")
+        self._chunk_size = int(chunk_size)
         self.scheduler_stats: SchedulerStats | None = None
 
     async def run(self) -> None:

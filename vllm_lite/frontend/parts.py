@@ -7,7 +7,6 @@ Mirrors: vllm/v1/engine/async_llm.py (shutdown)
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 
 from vllm_lite.exceptions import EngineDeadError
@@ -47,11 +46,12 @@ class EngineParts:
             self.trace_run.close()
 
     def _end_tasks(self) -> None:
-        if self.handler_task is not None:
-            with contextlib.suppress(RuntimeError):  # its loop is closed, and the task with it
-                self.handler_task.cancel()
-        if self.output_processor is not None:
-            self.output_processor.propagate_error(EngineDeadError("the engine was shut down"))
+        task = self.handler_task
+        if task is None or not task.get_loop().is_closed():  # on a closed loop nobody waits any more
+            if task is not None:
+                task.cancel()
+            if self.output_processor is not None:
+                self.output_processor.propagate_error(EngineDeadError("the engine was shut down"))
         if self.stamps is not None:
             self.stamps.shutdown()
 

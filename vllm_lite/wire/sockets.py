@@ -13,7 +13,7 @@ from typing import Any
 
 import zmq
 
-MAX_IPC_PATH = 100  # a Unix socket's path holds 107 bytes; the file's own name takes the rest
+LONGEST_FOLDER = 95  # a Unix socket's path holds 107 bytes; the file's own name takes the rest
 
 
 def ipc_folder() -> Path:
@@ -22,7 +22,7 @@ def ipc_folder() -> Path:
     Under the system's temporary folder, or under /tmp where that path is too long for a Unix socket.
     """
     folder = Path(tempfile.mkdtemp(prefix="vllm-lite-"))
-    if len(str(folder)) > MAX_IPC_PATH - 20:
+    if len(str(folder)) > LONGEST_FOLDER:
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix="vllm-lite-", dir="/tmp"))
     return folder

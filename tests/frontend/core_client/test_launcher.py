@@ -76,6 +76,12 @@ def test_a_start_that_takes_too_long(
     assert sockets(tmp_path) == []
 
 
+def test_a_time_that_is_none(config: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(READY_TIMEOUT, "soon")
+    with pytest.raises(VLLMValidationError, match=f"{READY_TIMEOUT} must be a number of seconds"):
+        AsyncMPClient(config)
+
+
 def test_ctrl_c_while_starting_leaves_nothing(fake_core: Callable[[str], None], config: VllmConfig, tmp_path: Path) -> None:
     fake_core("says nothing")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import shutil
 import weakref
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ import msgspec
 import zmq
 
 from vllm_lite.config import VllmConfig
+from vllm_lite.config.checks import refuse
 from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.core_client.client import Bag, EngineCoreClient, Posted
 from vllm_lite.frontend.core_client.inbox import Inbox
@@ -50,11 +52,14 @@ class BackgroundResources:
 
     def start(self, vllm_config: VllmConfig, count: int) -> list[EngineCoreReadyResponse]:
         """Start `count` engine cores and wait for their READY."""
+        timeout = os.environ.get(READY_TIMEOUT, "600")
+        if not re.fullmatch(r"\d+(\.\d+)?", timeout):
+            raise refuse(READY_TIMEOUT, timeout, "a number of seconds")
         handshake = self._bind(zmq.ROUTER, "handshake")
         try:
             init = EngineInit([self._address("inputs")], [self._address("outputs")], msgspec.msgpack.encode(vllm_config))
             self.processes.start(self._address("handshake"), count)
-            return Handshake(handshake, self.inputs, self.processes, init).wait(float(os.environ.get(READY_TIMEOUT, "600")))
+            return Handshake(handshake, self.inputs, self.processes, init).wait(float(timeout))
         finally:
             handshake.close(linger=1000)
 

@@ -80,6 +80,8 @@ class Inbox:
         if self._failed:
             return
         self._failed = True
+        if self._loop is not None and self._loop.is_closed():  # nobody waits any more
+            return
         if not self._socket.closed:
             self._read()
         assert self.error is not None
