@@ -169,6 +169,7 @@ def paged_attention(  # noqa: PLR0917  (torch wants the tensors of an op by posi
         VALUE_WIDTH=value_width,
         HEADS_PADDED=triton.next_power_of_2(kv_heads),
         **widths,
+        enable_fp_fusion=True,
     )
     out = query.new_empty(num_tokens, heads, value_width)
     splits = choose_splits(num_decodes, kv_heads, programs)
