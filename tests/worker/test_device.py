@@ -7,7 +7,14 @@ import torch
 
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.worker import device
-from vllm_lite.worker.device import dtype_name, free_memory, select_device, select_dtype, use_cpu_threads
+from vllm_lite.worker.device import (
+    dtype_name,
+    free_memory,
+    keep_freed_memory,
+    select_device,
+    select_dtype,
+    use_cpu_threads,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -96,3 +103,20 @@ def test_free_memory_is_the_less_of_machine_and_container(machine: Path) -> None
     (machine / "cgroup" / "memory.max").write_text("1000000\n")
     (machine / "cgroup" / "memory.current").write_text("400000\n")
     assert free_memory(CPU) == 600_000
+
+
+def test_freed_memory_is_kept_where_the_allocator_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_freed_memory()  # glibc's own mallopt takes it
+    calls: list[tuple[int, int]] = []
+
+    class Glibc:
+        def mallopt(self, parameter: int, value: int) -> int:
+            calls.append((parameter, value))
+            return 1
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Glibc())
+    keep_freed_memory()
+    assert calls == [(-3, 32 << 20), (-1, 512 << 20)]
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    keep_freed_memory()
+    assert len(calls) == 2

@@ -22,7 +22,7 @@ from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 from vllm_lite.worker import loader
 from vllm_lite.worker.cuda_graphs import CudaCapture
-from vllm_lite.worker.device import dtype_name, free_memory, select_device, use_cpu_threads
+from vllm_lite.worker.device import dtype_name, free_memory, keep_freed_memory, select_device, use_cpu_threads
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.probe import check_config
 
@@ -54,6 +54,7 @@ class Worker:
         self._device = select_device(config.device_config.device)
         if self._device.type == "cpu":
             use_cpu_threads()
+            keep_freed_memory()
         hf_config = loader.read_config(model_config)
         check_config(hf_config, model_config.max_model_len)
         model = loader.load_weights(model_config, hf_config, config.load_config.load_format, self._device)

@@ -25,6 +25,8 @@ from vllm_lite.worker.step_buffer import upload
 
 # Slots gathered at once: small enough for the copy to stay in the CPU's cache until it is read.
 GROUP_SLOTS = 8192
+# oneDNN builds a kernel for each new shape it meets, so in its dtypes decodes' lengths grow in steps of this many slots.
+LENGTH_STEP = 16
 # Up to this many decodes torch's own kernel is faster than two matrix products and a softmax; beyond, much slower.
 FEW_DECODES = 4
 
@@ -106,7 +108,8 @@ class TorchSdpaBackend(AttentionBackend):
         return groups, [self._chunk(request, kind) for request in range(meta.num_decodes, meta.num_reqs)]
 
     def _decode_group(self, rows: npt.NDArray[np.int64], kind: LayerKind) -> DecodeGroup:
-        slots, valid = self._metadata.padded_slots(rows, kind.window)
+        few = kind.plain and len(rows) <= FEW_DECODES
+        slots, valid = self._metadata.padded_slots(rows, kind.window, 1 if few or self._dtype.itemsize > 2 else LENGTH_STEP)
         mask = None if valid.all() else self._mask(valid)[:, None].repeat(kind.kv_heads, 1, 1)
         every_decode = len(rows) == self._metadata.num_decodes
         flat = self._upload(slots.reshape(-1))
