@@ -40,18 +40,20 @@ def run(lengths: list[tuple[int, int]], kind: dict[str, Any], seed: int = 0) -> 
     """Sequences given as (tokens already in the cache, new tokens), those with one new token first; compares all of them."""
     make = torch.Generator().manual_seed(seed)
     heads, kv_heads, width, width_v = kind.get("shape", (6, 2, 8, 8))
-    backend = TorchSdpaBackend(torch.device("cpu"), torch.float64)
+    dtype = kind.get("dtype", torch.float64)
+    backend = TorchSdpaBackend(torch.device("cpu"), dtype)
     counts = [-(-(old + new) // BLOCK) for old, new in lengths]
     order = (torch.randperm(sum(counts), generator=make) + 1).tolist()
     table = np.full((len(lengths), max(counts)), 10_000)  # what lies beyond a sequence's blocks must not be looked at
     for row, count in enumerate(counts):
         table[row, :count] = [order.pop() for _ in range(count)]
-    keys, values = backend.allocate(FullAttentionSpec(BLOCK, kv_heads, width, width_v, "float64"), sum(counts) + 1)
-    sinks = torch.randn(heads, generator=make, dtype=torch.float64) if kind.get("sinks") else None
-    layer = PagedLayer(backend, keys, values, kind.get("window"), kind.get("softcap"), 0.3, sinks)
+    keys, values = backend.allocate(FullAttentionSpec(BLOCK, kv_heads, width, width_v, str(dtype)[6:]), sum(counts) + 1)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=make, dtype=torch.float64)
+        return torch.randn(*shape, generator=make, dtype=torch.float64).to(dtype)
+
+    sinks = random(heads) if kind.get("sinks") else None
+    layer = PagedLayer(backend, keys, values, kind.get("window"), kind.get("softcap"), 0.3, sinks)
 
     pasts = [(random(old, kv_heads, width), random(old, kv_heads, width_v)) for old, _ in lengths]
     for row, (past_keys, past_values) in enumerate(pasts):
@@ -71,9 +73,12 @@ def run(lengths: list[tuple[int, int]], kind: dict[str, Any], seed: int = 0) -> 
     flat = [torch.cat(parts).transpose(0, 1)[None] for parts in zip(*new, strict=True)]
     out = layer(*flat, scaling=0.3, s_aux=sinks)[0]
     for row, (query, key, value) in enumerate(new):
-        expected = plainly(query, torch.cat([pasts[row][0], key]), torch.cat([pasts[row][1], value]), layer)
+        past_keys, past_values = pasts[row]
+        whole = torch.cat([past_keys, key]).double(), torch.cat([past_values, value]).double()
+        expected = plainly(query.double(), *whole, layer)
         start, end = meta.query_start_loc[row], meta.query_start_loc[row + 1]
-        torch.testing.assert_close(out[start:end], expected)
+        tolerance = {"atol": 0.03, "rtol": 0.03} if dtype.itemsize == 2 else {}
+        torch.testing.assert_close(out[start:end].double(), expected, **tolerance)
     assert not keys[:, :BLOCK].any()  # the null block stays zero
 
 
@@ -86,6 +91,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "one head for all": {"shape": (4, 1, 8, 8)},
     "a head each": {"shape": (3, 3, 4, 4), "window": 3},
     "narrow values": {"shape": (4, 2, 12, 8)},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "bfloat16 window": {"dtype": torch.bfloat16, "window": 5},
 }
 
 
