@@ -149,6 +149,12 @@ def test_parameters_changed_behind_the_checks_are_checked_again(processor: Input
         ("session_id", {"session_id": 3}),
         ("kv_hints", {"kv_hints": {"x": object()}}),
         ("kv_hints", {"kv_hints": {"x": 2**70}}),
+        ("reasoning_parser_kwargs", {"reasoning_parser_kwargs": {"x": object()}}),
+        ("request_id", {"request_id": "\ud800"}),
+        ("session_id", {"session_id": "\ud800"}),
+        ("trace_headers", {"trace_headers": {"a": "\ud800"}}),
+        ("stop", {"params": SamplingParams(stop=["\ud800"])}),
+        ("max_tokens", {"params": SamplingParams(max_tokens=2**70)}),
         ("prompt", {"prompt": {"prompt": "a", "multi_modal_data": {"image": 1}}}),
     ],
 )

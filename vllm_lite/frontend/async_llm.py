@@ -270,8 +270,9 @@ class AsyncLLM(EngineControl):
                 data_parallel_rank=data_parallel_rank,
                 session_id=session_id,
                 kv_hints=kv_hints,
+                reasoning_ended=reasoning_ended,
+                reasoning_parser_kwargs=reasoning_parser_kwargs,
             )
-            request.reasoning_ended, request.reasoning_parser_kwargs = reasoning_ended, reasoning_parser_kwargs
             if trace is not None:
                 self._stamps.tokenise(trace, t0, len(rendered["prompt_token_ids"]))
             return await self._enter(request, prompt_text or rendered.get("prompt"), trace)

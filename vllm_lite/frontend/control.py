@@ -54,6 +54,8 @@ class EngineControl(EngineClient):
     def dead_error(self) -> BaseException:
         """What calls to a dead engine raise; a new one each time, since each raising adds to an error's traceback."""
         known = self.engine_core.dead_error
+        if known is None and not self.is_running:
+            return EngineDeadError("the task that sorts the engine's outputs has ended: it failed, or its event loop is closed")
         return EngineDeadError(None if known is None else str(known))
 
     @property

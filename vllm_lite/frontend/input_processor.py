@@ -20,6 +20,7 @@ from vllm_lite.frontend.renderer import Prompt, Renderer
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.wire.messages import EngineCoreRequest
+from vllm_lite.wire.serial_utils import MsgpackEncoder
 
 DISABLE_RANDOM_IDS = "VLLM_LITE_DISABLE_REQUEST_ID_RANDOMIZATION"
 INT64_MAX = 2**63 - 1
@@ -34,6 +35,7 @@ class InputProcessor:
         self.renderer = renderer
         self.vocab_size = self.model_config.vocab_size
         self._eos_token_id, self._other_eos_ids = self._end_tokens()
+        self._encoder = MsgpackEncoder()
         self._random_ids = os.environ.get(DISABLE_RANDOM_IDS, "0") in ("", "0")
 
     def process_inputs(
@@ -51,6 +53,8 @@ class InputProcessor:
         data_parallel_rank: int | None = None,
         session_id: str | None = None,
         kv_hints: dict[str, Any] | None = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
     ) -> EngineCoreRequest:
         """The request, with its own copy of `params`. A prompt that is not rendered is rendered here, which may block.
 
@@ -59,14 +63,14 @@ class InputProcessor:
         if not isinstance(request_id, str) or not request_id:
             raise refuse("request_id", request_id, "a non-empty string")
         self._check_task(params, supported_tasks)
-        self._check_routing(lora_request, priority, data_parallel_rank, session_id, kv_hints)
+        self._check_routing(lora_request, priority, data_parallel_rank, session_id)
         rendered = self.renderer.render(prompt, tokenization_kwargs)
         ids = rendered["prompt_token_ids"]
         self._check_prompt(ids, generates=isinstance(params, SamplingParams))
         params = params.clone()
         if isinstance(params, SamplingParams):
             self._complete(params, len(ids))
-        return EngineCoreRequest(
+        request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=ids,
             mm_features=None,
@@ -79,7 +83,11 @@ class InputProcessor:
             trace_headers=None if trace_headers is None else dict(trace_headers),
             session_id=session_id,
             kv_hints=kv_hints,
+            reasoning_ended=reasoning_ended,
+            reasoning_parser_kwargs=reasoning_parser_kwargs,
         )
+        self._check_wire(request)
+        return request
 
     def assign_request_id(self, request: EngineCoreRequest) -> None:
         """Keep the caller's id as `external_req_id` and make `request_id` unique by 8 random characters.
@@ -117,7 +125,6 @@ class InputProcessor:
         priority: int,
         data_parallel_rank: int | None,
         session_id: object,
-        kv_hints: object,
     ) -> None:
         if lora_request is not None:
             raise refuse("lora_request", lora_request, "None: LoRA adapters are not served")
@@ -128,11 +135,22 @@ class InputProcessor:
             check_int("data_parallel_rank", data_parallel_rank, 0, self.vllm_config.parallel_config.data_parallel_size - 1)
         if session_id is not None and not isinstance(session_id, str):
             raise refuse("session_id", session_id, "a string")
-        if kv_hints is not None:
-            try:
-                msgspec.msgpack.encode(kv_hints)
-            except (TypeError, OverflowError, ValueError):
-                raise refuse("kv_hints", kv_hints, "a dictionary of plain values that msgpack can hold") from None
+
+    def _check_wire(self, request: EngineCoreRequest) -> None:
+        """Refuse what msgpack cannot hold before anybody has heard of the request, and say which field it is in."""
+        if self._fits(msgspec.structs.replace(request, prompt_token_ids=None)):  # true integers, checked above
+            return
+        fields = [(name, getattr(holder, name)) for holder in (request.params, request) for name in holder.__struct_fields__]
+        field, value = next((name, value) for name, value in fields if not self._fits(value))
+        accepted = "plain values that msgpack can hold: no integers beyond 64 bits, no text with lone surrogates"
+        raise refuse(field, value, accepted)
+
+    def _fits(self, value: object) -> bool:
+        try:
+            self._encoder.encode(value)
+        except TypeError:
+            return False
+        return True
 
     def _check_prompt(self, ids: list[int], *, generates: bool) -> None:
         room = self.model_config.max_model_len
