@@ -168,7 +168,7 @@ async def test_b1_cancelled_while_sending_one_abort_is_sent(make: Maker, n: int)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert [request_ids for request_ids, _, _ in client.aborts] == [registered]
+    assert client.aborts == [(registered, "client_disconnect", {})]
     assert is_empty(llm)
 
 
@@ -434,6 +434,7 @@ async def test_encode_is_not_here_yet(make: Maker) -> None:
         ({"aggregate_engine_logging": True}, NotImplementedError, "stat loggers"),
         ({"client_addresses": {}}, NotImplementedError, "several API servers"),
         ({"client_count": 2}, NotImplementedError, "several API servers"),
+        ({"client_index": 1}, NotImplementedError, "several API servers"),
     ],
 )
 def test_what_cannot_be_built_is_refused(

@@ -47,7 +47,8 @@ class AsyncLLM(EngineControl):
 
     The constructor blocks until the engine is ready, and leaves nothing behind where it fails. It may be called before there is
     a loop; the background task then starts with the first request. Deleting the last reference ends the engine's processes.
-    `executor_class` must stay None: the engine core picks it from the configuration. Requests and outputs belong to one loop.
+    `executor_class` must stay None, since the engine core picks it by the configuration; `usage_context` is reported to nobody.
+    Requests and outputs belong to one loop.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class AsyncLLM(EngineControl):
         client_count: int = 1,
         client_index: int = 0,
     ) -> None:
-        _refuse_unserved(executor_class, stat_loggers, aggregate_engine_logging, client_addresses, client_count)
+        _refuse_unserved(executor_class, stat_loggers, aggregate_engine_logging, client_addresses, (client_count, client_index))
         self.vllm_config = copy.deepcopy(vllm_config)  # it is completed below, and the caller may build a second engine from it
         self.model_config = self.vllm_config.model_config
         self.observability_config = self.vllm_config.observability_config
@@ -296,8 +297,8 @@ class AsyncLLM(EngineControl):
                 registered.append(child.request_id)
             for index, child in enumerate(children):
                 await self._post(child, index, trace)
-        except BaseException:
-            await self._give_up(registered, "api")
+        except BaseException as error:
+            await self._give_up(registered, "client_disconnect" if isinstance(error, asyncio.CancelledError) else "api")
             raise
         self._log_request(request.request_id, "added")
         return collector
@@ -394,14 +395,14 @@ def _refuse_unserved(
     stat_loggers: object,
     aggregate_engine_logging: bool,
     client_addresses: object,
-    client_count: int,
+    client_place: tuple[int, int],
 ) -> None:
     if executor_class is not None:
         accepted = "None: the engine core picks it by --distributed-executor-backend"
         raise refuse("executor_class", executor_class, accepted)
     if stat_loggers is not None or aggregate_engine_logging:
         raise NotImplementedError("stat loggers are not in this release; leave stat_loggers and aggregate_engine_logging alone")
-    if client_addresses is not None or client_count != 1:
+    if client_addresses is not None or client_place != (1, 0):
         raise NotImplementedError("several API servers on one engine are not in this release; leave client_addresses alone")
 
 

@@ -98,6 +98,8 @@ class Stamps:
         self, trace: RequestTrace, internal_id: str, *, t0: int, span_id: str, body_size: int, sample: int, engine: int
     ) -> None:
         """S3: the request was handed to the socket."""
+        if trace.closed:  # the engine was shut down meanwhile
+            return
         self._posted[internal_id] = trace
         self._open[trace.req][1].append(internal_id)
         self._recorder.append(Post(trace.req, internal_id, t0, now_ns(), span_id, body_size, sample, engine))
