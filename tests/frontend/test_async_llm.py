@@ -666,6 +666,7 @@ async def test_many_requests_in_every_way_at_once(toy: AsyncLLM) -> None:
         assert expected[prompt][0].startswith(text)
         if way in ("whole", "slow"):
             assert (text, token_ids, reason) == expected[prompt]
+            assert [o.outputs[0].finish_reason for o in outputs if o.outputs[0].finish_reason] == ["length"]
 
     results = await asyncio.gather(*[one(number) for number in range(150)], return_exceptions=True)
     assert {type(result) for result in results} <= {type(None), asyncio.CancelledError}

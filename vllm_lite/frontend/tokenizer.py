@@ -42,7 +42,8 @@ class Tokenizer:
         self.special_tokens = _special_tokens(settings, _read_json(folder / "special_tokens_map.json"))
         self._frame_with_special_tokens(settings)
         self.chat_templates = ChatTemplates(_read_templates(folder, settings), self.special_tokens)
-        self.is_byte_level = _is_byte_level(json.loads(self._backend.to_str()).get("decoder"))
+        decoder = self._backend.decoder
+        self.is_byte_level = decoder is not None and _is_byte_level(json.loads(decoder.__getstate__()))
         self._special_ids = {i for i, token in self._backend.get_added_tokens_decoder().items() if token.special}
         self._pieces: dict[bool, PieceTable] = {}
 
@@ -143,10 +144,8 @@ def byte_symbols() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
-def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
-    """True where decoding is nothing but joining the tokens' bytes."""
-    if decoder is None:
-        return False
+def _is_byte_level(decoder: Mapping[str, Any]) -> bool:
+    """True where decoding is nothing but joining the tokens' bytes. `decoder` is its JSON (the state it is pickled with)."""
     if decoder["type"] == "Sequence":
         return len(decoder["decoders"]) == 1 and _is_byte_level(decoder["decoders"][0])
     return bool(decoder["type"] == "ByteLevel")
