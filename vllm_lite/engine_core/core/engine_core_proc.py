@@ -48,8 +48,8 @@ UTILITY_METHODS = frozenset({"collective_rpc", "get_supported_tasks", "reset_pre
 class EngineCoreProc(EngineCore):
     """Serves front ends until `request_shutdown()` or a failure.
 
-    The front ends' sockets are at `input_addresses` and `output_addresses`, by client index. The constructor sends READY to
-    each. `ctx` is terminated by `shutdown()`.
+    The front ends' sockets are at `input_addresses` and `output_addresses`, by client index; each hears READY first. `ctx` is
+    terminated by `shutdown()`.
     """
 
     def __init__(
@@ -90,8 +90,6 @@ class EngineCoreProc(EngineCore):
             trace_dir=trace_dir,
             on_failure=lambda: self._fail("the input thread failed"),
         )
-        self._output_thread.start()
-        self._input_thread.start()
 
     def _ready(self) -> EngineCoreReadyResponse:
         config, kv, info = self.vllm_config, self.kv_cache_config, self.worker_info
@@ -116,7 +114,9 @@ class EngineCoreProc(EngineCore):
     # ---- the loop ------------------------------------------------------------------------------------------------------------
 
     def run_busy_loop(self) -> None:
-        """Take in letters and run steps until shutdown is requested. Raises what makes the engine unusable."""
+        """Say READY, take in letters and run steps until shutdown is requested. Raises what makes the engine unusable."""
+        self._output_thread.start()
+        self._input_thread.start()
         while True:
             self._process_input_queue()
             if self._shutdown_requested:

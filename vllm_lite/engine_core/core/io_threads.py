@@ -111,13 +111,13 @@ class InputThread(threading.Thread):
             EngineCoreRequestType.PING.value: self._on_ping,
         }
         self._sockets = [make_zmq_socket(ctx, address, zmq.DEALER, bind=False, identity=identity) for address in addresses]
-        for socket in self._sockets:
-            socket.send(ready)
+        self._ready = ready
 
     def run(self) -> None:
         """Receive until the context ends."""
         poller = zmq.Poller()
         for socket in self._sockets:
+            socket.send(self._ready)
             poller.register(socket, zmq.POLLIN)
         try:
             while True:
