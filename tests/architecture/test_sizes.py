@@ -1,4 +1,4 @@
-"""Small enough to read in an afternoon."""
+"""Small enough to read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.architecture.source import line_count, modules
 
 LONGEST_FILE = 350
 LONGER = {"frontend/async_llm.py": 450, "engine_core/scheduler.py": 450}
-LONGEST_PACKAGE = 10_000
+LONGEST_PACKAGE = 20_000  # docstrings and blank lines included; a fence, so that growing beyond it is a decision
 LONG_FUNCTION = 45
 
 
@@ -19,7 +19,7 @@ def test_a_file_is_read_in_one_sitting(name: str) -> None:
     assert line_count(name) <= LONGER.get(name, LONGEST_FILE)
 
 
-def test_the_package_is_read_in_an_afternoon() -> None:
+def test_the_package_stays_small() -> None:
     assert sum(line_count(name) for name in modules()) < LONGEST_PACKAGE
 
 
