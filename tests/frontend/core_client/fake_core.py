@@ -33,6 +33,9 @@ def main() -> int:
     )
     if mode == "says nothing":
         time.sleep(60)
+    if mode == "talks nonsense":
+        handshake.send(b"nonsense")
+        return int(os.read(args.death_fd, 1) == b"")
     if mode == "speaks another protocol":
         handshake.send_multipart(MsgpackEncoder().encode(EngineHello(PROTOCOL_VERSION + 1, os.getpid(), args.engine_index)))
         return int(os.read(args.death_fd, 1) == b"")

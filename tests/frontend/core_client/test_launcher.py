@@ -49,6 +49,7 @@ def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             EngineStartError,
             f"speaks version {PROTOCOL_VERSION + 1} of the protocol and this front end version {PROTOCOL_VERSION}",
         ),
+        ("talks nonsense", EngineStartError, "neither HELLO nor a failure to start"),
         ("is ready in another protocol", EngineStartError, f"speaks version {PROTOCOL_VERSION + 1}"),
     ],
 )

@@ -171,8 +171,7 @@ class AsyncMPClient(EngineCoreClient):
 
     def _send(self, request_type: EngineCoreRequestType, body: object, engine_index: int = 0) -> int:
         """Send one message; returns its bytes. The first send on a loop also starts reading there."""
-        if self.dead_error is not None:
-            raise self.dead_error
+        self.resources.inbox.check_alive()
         self.resources.inbox.start()
         frames = self._encoder.encode(body)
         self.resources.inputs.send_multipart([identity_of(engine_index), request_type.value, *frames])

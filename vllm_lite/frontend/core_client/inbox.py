@@ -37,7 +37,7 @@ class Inbox:
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._on_last_word = on_last_word
         self._decoder: MsgpackDecoder[EngineCoreOutputs] = MsgpackDecoder(EngineCoreOutputs)
-        self._bags: asyncio.Queue[Bag | EngineDeadError] = asyncio.Queue()
+        self._bags: asyncio.Queue[Bag | None] = asyncio.Queue()  # None: look at the error
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,12 +59,18 @@ class Inbox:
 
     async def get(self) -> Bag:
         """The next bag; raises the error where there will be none."""
-        if self.error is not None and self._bags.empty():
-            raise self.error
+        if self._bags.empty():
+            self.check_alive()
         item = await self._bags.get()
-        if isinstance(item, Exception):
-            raise item
+        if item is None:
+            self.check_alive()
+        assert item is not None
         return item
+
+    def check_alive(self) -> None:
+        """Raise the error that stands; a new one each time, since each raising adds to an error's traceback."""
+        if self.error is not None:
+            raise EngineDeadError(str(self.error))
 
     def expect(self, call_id: int) -> asyncio.Future[Any]:
         """A future for the answer to call `call_id`, which is about to be sent."""
@@ -84,11 +90,10 @@ class Inbox:
             return
         if not self._socket.closed:
             self._read()
-        assert self.error is not None
-        self._bags.put_nowait(self.error)
+        self._bags.put_nowait(None)
         for waiting in (*self._calls.values(), *self._pings.values()):
             if not waiting.done():
-                waiting.set_exception(self.error)
+                waiting.set_exception(EngineDeadError(str(self.error)))
 
     def fail_threadsafe(self, error: EngineDeadError, engine_index: int | None = None) -> None:
         """As `fail`, from any thread: the error stands at once, those that wait hear of it on the loop."""
@@ -115,8 +120,7 @@ class Inbox:
         return self._loop
 
     def _expect(self, waiting: dict[int, asyncio.Future[Any]], key: int) -> asyncio.Future[Any]:
-        if self.error is not None:
-            raise self.error
+        self.check_alive()
         assert self._loop is not None
         future = waiting[key] = self._loop.create_future()
         future.add_done_callback(lambda _: waiting.pop(key, None))

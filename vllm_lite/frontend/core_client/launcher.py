@@ -81,10 +81,22 @@ class Handshake:
         try:
             hello = self._hello.decode(frames)
         except msgspec.DecodeError:
-            raise _start_error(self._failed.decode(frames)) from None
+            raise self._start_error(frames) from None
         if hello.protocol_version != PROTOCOL_VERSION:
             raise _other_protocol(hello.engine_index, hello.protocol_version)
         self._handshake.send_multipart([identity, *self._init])
+
+    def _start_error(self, frames: list[bytes]) -> Exception:
+        """What an engine core says instead of HELLO, as the exception that it names where that is one of ours."""
+        try:
+            failed = self._failed.decode(frames)
+        except msgspec.DecodeError:
+            return EngineStartError("an engine core began with a message that is neither HELLO nor a failure to start")
+        kind = getattr(exceptions, failed.error_type, None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            error: Exception = kind(failed.message)
+            return error
+        return EngineStartError(f"{failed.error_type}: {failed.message}")
 
     def _take_ready(self) -> None:
         _, *frames = self._inputs.recv_multipart()
@@ -109,12 +121,3 @@ def _other_protocol(engine_index: int, version: int) -> EngineStartError:
         f"engine core {engine_index} speaks version {version} of the protocol and this front end version {PROTOCOL_VERSION}; "
         "install the same release of vllm-lite on both sides"
     )
-
-
-def _start_error(failed: EngineStartFailed) -> Exception:
-    """The exception of the name that the engine core gave, where it is one of ours."""
-    kind = getattr(exceptions, failed.error_type, None)
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        error: Exception = kind(failed.message)
-        return error
-    return EngineStartError(f"{failed.error_type}: {failed.message}")
