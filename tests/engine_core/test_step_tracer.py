@@ -67,7 +67,7 @@ def test_a_step_is_one_frame_of_three_records_whose_ids_and_times_agree(run_dir:
     assert (schedule.num_requests, schedule.num_prefill, schedule.num_tokens) == (2, 2, 22)  # b shares four blocks
     assert (schedule.num_running, schedule.num_waiting, schedule.preempted) == (2, 0, [])
     assert schedule.kv_usage == pytest.approx(6 / 99)
-    assert update.finished == []
+    assert (update.finished, update.num_bags) == ([], len(bags)) == ([], 1)
     bag = parse_traceparent(bags[0].step_trace)
     assert bag is not None
     assert bag.trace_id == schedule.trace_id

@@ -63,7 +63,7 @@ class StepTracer:
         num_prefill = 0
         for request_id, count in plan.num_scheduled_tokens.items():
             request = scheduler.requests[request_id]
-            prefill = request.num_output_tokens == 0 or request.num_computed_tokens - count < request.num_tokens - 1
+            prefill = request.num_computed_tokens - count < max(request.num_prompt_tokens, request.num_tokens - 1)
             num_prefill += prefill
             if request_id in self._live:
                 reqs.append(self._live[request_id])
@@ -114,7 +114,7 @@ class StepTracer:
         if stamp is not None and self._recorder is not None:
             for bag in bags.values():
                 bag.step_trace = SpanContext(stamp.trace_id, new_span_id(), sampled=True).traceparent()
-            self._recorder.append(Update(stamp.step, t0, t1, finished))
+            self._recorder.append(Update(stamp.step, t0, t1, finished, len(bags)))
             self._recorder.flush()
 
     def leave(self, number: int, request_id: str, reason: str, status: str) -> None:
