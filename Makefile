@@ -29,7 +29,7 @@ lint: $(VENV)/.ready-dev
 # records against what the callers saw.
 soak: $(VENV)/.ready
 	@rm -rf $(SOAK)
-	@$(BIN)/vllm-lite trace run --requests 64 --concurrency 16 --max-tokens 200 --level 3 --slow-reader 50 --stop " the" \
+	@$(BIN)/vllm-lite trace run --requests 64 --concurrency 16 --max-tokens 200 --level 3 --slow-reader 500 --stop " the" \
 		--stop "." --stop "," --stop-requests 3 --abort-after 20 --abort-requests 3 --out $(SOAK)
 	@$(BIN)/vllm-lite trace check $(SOAK)
 
