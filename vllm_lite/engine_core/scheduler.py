@@ -7,6 +7,7 @@ Mirrors: vllm/v1/core/sched/scheduler.py, vllm/v1/core/sched/utils.py
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 
 from vllm_lite.config import VllmConfig
@@ -18,6 +19,14 @@ from vllm_lite.wire.kv_cache_interface import KVCacheConfig
 from vllm_lite.wire.messages import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
 from vllm_lite.wire.stats import PrefillStats, SchedulerStats
 from vllm_lite.wire.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+
+
+class PauseState(enum.IntEnum):
+    """What a paused scheduler still does: PAUSED_NEW finishes what has begun, PAUSED_ALL grants nothing to anybody."""
+
+    UNPAUSED = 0
+    PAUSED_NEW = 1
+    PAUSED_ALL = 2
 
 
 class Scheduler:
@@ -47,6 +56,7 @@ class Scheduler:
         self._finished_req_ids: list[str] = []  # since the last schedule(); the worker drops their state
         self._preempted_req_ids: list[str] = []
         self._step = -1
+        self.pause_state = PauseState.UNPAUSED  # requests may come and go in any state
 
     # ---- requests come and go ------------------------------------------------------------------------------------------------
 
@@ -84,18 +94,23 @@ class Scheduler:
 
     def has_requests(self) -> bool:
         """True while there is something to schedule, be it only the news of finished requests for the worker."""
-        return bool(self.requests) or bool(self._finished_req_ids)
+        return bool(self._finished_req_ids) or self.get_num_unfinished_requests() > 0
 
     def get_num_unfinished_requests(self) -> int:
-        """Requests that run or wait."""
-        return len(self.requests)
+        """Requests that run or wait, those that a pause holds back not counted."""
+        if self.pause_state == PauseState.UNPAUSED:
+            return len(self.requests)
+        if self.pause_state == PauseState.PAUSED_ALL:
+            return 0
+        return len(self.running) + sum(request.status == RequestStatus.PREEMPTED for request in self.waiting)
 
     # ---- the next step -------------------------------------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
         """Plan one step. The plan may be empty, and then only carries finished requests to the worker."""
         self._step += 1
-        plan = _StepPlan(self.max_num_scheduled_tokens, self._prefill_limit())
+        budget = 0 if self.pause_state == PauseState.PAUSED_ALL else self.max_num_scheduled_tokens
+        plan = _StepPlan(budget, self._prefill_limit())
         self._schedule_running(plan)
         if not plan.preempted_any:
             self._schedule_waiting(plan)
@@ -109,7 +124,7 @@ class Scheduler:
                 [request.num_tokens - request.num_prompt_tokens for request in plan.running],
             ),
             plan.num_scheduled_tokens,
-            self.max_num_scheduled_tokens - plan.token_budget,
+            budget - plan.token_budget,
             self._finished_req_ids,
             self._preempted_req_ids,
         )
@@ -179,10 +194,13 @@ class Scheduler:
 
     def _schedule_waiting(self, plan: _StepPlan) -> None:
         manager = self.kv_cache_manager
-        while self.waiting and plan.token_budget > 0 and len(self.running) < self.max_num_running_reqs:
-            request = self.waiting.peek_request()
+        while plan.token_budget > 0 and len(self.running) < self.max_num_running_reqs:
+            request = self._next_waiting()
+            if request is None:
+                return
             if request.is_finished():  # its end was set while it waited here
-                self._free_request(self.waiting.pop_request())
+                self._stop_waiting(request)
+                self._free_request(request)
                 continue
             computed_blocks, num_computed_tokens = manager.get_computed_blocks(request)
             count = min(request.num_tokens - num_computed_tokens, plan.prefill_limit)
@@ -191,11 +209,23 @@ class Scheduler:
             count = min(count, plan.token_budget)
             if manager.allocate_slots(request, count, computed_blocks, self.reserve_full_isl) is None:
                 return
-            self.waiting.pop_request()
+            self._stop_waiting(request)
             self._admit(request, num_computed_tokens)
             plan.admitted.append(request)
             plan.num_scheduled_tokens[request.request_id] = count
             plan.token_budget -= count
+
+    def _next_waiting(self) -> Request | None:
+        """Who is to be admitted next; while paused only one that had begun and was preempted."""
+        if self.pause_state == PauseState.UNPAUSED:
+            return self.waiting.peek_request() if self.waiting else None
+        return next((request for request in self.waiting if request.status == RequestStatus.PREEMPTED), None)
+
+    def _stop_waiting(self, request: Request) -> None:
+        if self.waiting.peek_request() is request:
+            self.waiting.pop_request()
+        else:
+            self.waiting.remove_requests((request.request_id,))
 
     def _admit(self, request: Request, num_computed_tokens: int) -> None:
         if self.kv_cache_manager.enable_caching and not request.skip_reading_prefix_cache:

@@ -8,12 +8,13 @@ Mirrors: vllm/v1/engine/core.py (EngineCore)
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import refuse
+from vllm_lite.engine_core.core.control import CoreControl
 from vllm_lite.engine_core.core.step_tracer import StepStamp, StepTracer
 from vllm_lite.engine_core.executor.abstract import Executor, FailureCallback
 from vllm_lite.engine_core.kv_cache_utils import get_kv_cache_config, get_request_block_hasher
@@ -27,8 +28,10 @@ from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
+StepFunction = Callable[[], tuple[dict[int, EngineCoreOutputs], bool]]
 
-class EngineCore:
+
+class EngineCore(CoreControl):
     """Builds the executor and the scheduler; `step()` does the rest.
 
     The constructor returns once the model is loaded and the KV cache allocated. Its errors are those of the executor and of
@@ -42,6 +45,7 @@ class EngineCore:
         log_stats: bool = True,
         executor_fail_callback: FailureCallback | None = None,
     ) -> None:
+        super().__init__()
         self.vllm_config = vllm_config
         observability = vllm_config.observability_config
         trace_dir = observability.trace_dir
@@ -115,6 +119,15 @@ class EngineCore:
 
     # ---- a step --------------------------------------------------------------------------------------------------------------
 
+    def has_work(self) -> bool:
+        """True while there is a step to plan."""
+        return self.scheduler.has_requests()
+
+    @property
+    def step_fn(self) -> StepFunction:
+        """How this engine steps."""
+        return self.step
+
     def step(self) -> tuple[dict[int, EngineCoreOutputs], bool]:
         """Schedule, execute, update: a bag for each client that gets something, and whether the model ran.
 
@@ -154,10 +167,6 @@ class EngineCore:
     def get_supported_tasks(self) -> list[str]:
         """What the worker can do: "generate", perhaps also "embed"."""
         return list(self.worker_info.get("supported_tasks", ["generate"]))
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached blocks; False while running requests hold some, unless they may be computed again."""
-        return self.scheduler.reset_prefix_cache(reset_running_requests)
 
     def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
+from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -42,7 +44,23 @@ from vllm_lite.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
-UTILITY_METHODS = frozenset({"collective_rpc", "get_supported_tasks", "reset_prefix_cache"})
+UTILITY_METHODS = frozenset(
+    {
+        "collective_rpc",
+        "get_supported_tasks",
+        "is_scheduler_paused",
+        "is_sleeping",
+        "pause_scheduler",
+        "profile",
+        "release_kv_cache_memory",
+        "reset_encoder_cache",
+        "reset_mm_cache",
+        "reset_prefix_cache",
+        "resume_scheduler",
+        "sleep",
+        "wake_up",
+    }
+)
 
 
 class EngineCoreProc(EngineCore):
@@ -131,7 +149,7 @@ class EngineCoreProc(EngineCore):
 
     def _process_input_queue(self) -> None:
         """Handle what has arrived; with nothing to schedule, sleep until something does."""
-        while not self.scheduler.has_requests() and not self._shutdown_requested:
+        while not self.has_work() and not self._shutdown_requested:
             if self.input_queue.empty():
                 while not self.aborts_queue.empty():  # each of them came through the input queue too
                     self.aborts_queue.get()
@@ -140,11 +158,12 @@ class EngineCoreProc(EngineCore):
             self._handle_client_request(*self.input_queue.get())
 
     def _process_engine_step(self) -> None:
-        bags, _ = self.step()
+        bags, _ = self.step_fn()
         parent_span_id = self.step_tracer.step_span_id
         t_queued = now_ns() if parent_span_id is not None else 0
         for client_index, outputs in bags.items():
             self.output_queue.put(OutputItem(client_index, outputs, parent_span_id, t_queued))
+        self.run_idle_actions()
 
     def _handle_client_request(self, request_type: EngineCoreRequestType, payload: Any) -> None:
         if request_type is EngineCoreRequestType.ADD:
@@ -173,13 +192,26 @@ class EngineCoreProc(EngineCore):
             logger.error("dropped a request: %s", error)
 
     def _call_utility(self, call: UtilityCall) -> None:
-        answer = UtilityOutput(call.call_id)
+        """Run it and answer; a Future answers when it is done."""
+        result: Future[Any] = Future()
         try:
             if call.method not in UTILITY_METHODS:
                 raise NotImplementedError(f"the engine core has no method {call.method!r}")
-            answer.result = getattr(self, call.method)(*call.args)
+            value = getattr(self, call.method)(*call.args)
+            if isinstance(value, Future):
+                result = value
+            else:
+                result.set_result(value)
         except Exception as error:
             logger.exception("utility call %s failed", call.method)
+            result.set_exception(error)
+        result.add_done_callback(partial(self._answer_utility, call))
+
+    def _answer_utility(self, call: UtilityCall, result: Future[Any]) -> None:
+        answer, error = UtilityOutput(call.call_id), result.exception()
+        if error is None:
+            answer.result = result.result()
+        else:
             answer.failure_message = f"Call to {call.method} method failed: {type(error).__name__}: {error}"
         self.output_queue.put(OutputItem(call.client_index, EngineCoreOutputs(utility_output=answer)))
 
@@ -187,7 +219,12 @@ class EngineCoreProc(EngineCore):
 
     def _abort_everything(self) -> None:
         """Every request still here ends as aborted, and its caller is told."""
-        for request in self.abort_requests(None, "shutdown"):
+        self.tell_aborted(self.abort_requests(None, "shutdown"))
+        self.fail_idle_actions("the engine is shutting down")
+
+    def tell_aborted(self, requests: list[Request]) -> None:
+        """Send each caller the end of its request."""
+        for request in requests:
             self._send_end(request.client_index, request.request_id, FinishReason.ABORT)
 
     def _send_end(self, client_index: int, request_id: str, reason: FinishReason, error: str | None = None) -> None:

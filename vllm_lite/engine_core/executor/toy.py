@@ -50,7 +50,9 @@ class ToyWorker:
         self._error_token = settings.get("toy_error_token")
         self._crash_at_step = settings.get("toy_crash_at_step")
         self._block_size = vllm_config.cache_config.block_size
-        self._blocks: npt.NDArray[np.int64] = np.full((1, self._block_size), -1, dtype=np.int64)
+        self._num_blocks = 0
+        self._blocks: npt.NDArray[np.int64]
+        self._allocate(0)
         self._requests: dict[str, _ToyRequest] = {}
         self._scheduler_output: SchedulerOutput | None = None
 
@@ -69,7 +71,28 @@ class ToyWorker:
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the blocks, filled with an id that no prompt holds."""
-        self._blocks = np.full((kv_cache_config.num_blocks, self._block_size), -1, dtype=np.int64)
+        self._num_blocks = kv_cache_config.num_blocks
+        self._allocate(self._num_blocks)
+
+    def sleep(self, level: int) -> None:
+        """Give up the blocks; there are no weights."""
+        self.release_kv_cache_memory()
+
+    def release_kv_cache_memory(self) -> None:
+        """Give up the blocks: whoever uses one now fails."""
+        self._allocate(0)
+
+    def wake_up(self, tags: list[str]) -> None:
+        """Take the blocks back, without what they held."""
+        if "kv_cache" in tags:
+            self._allocate(self._num_blocks)
+
+    def kv_cache_bytes(self) -> int:
+        """Bytes of the blocks."""
+        return self._blocks.nbytes
+
+    def _allocate(self, num_blocks: int) -> None:
+        self._blocks = np.full((num_blocks, self._block_size), -1, dtype=np.int64)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Write the scheduled tokens of every request into its blocks; the reads come later, in `sample_tokens`."""

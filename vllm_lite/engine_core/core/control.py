@@ -1,0 +1,163 @@
+"""Pausing, sleeping and waking: what an engine core is asked for besides answering requests.
+
+Process: engine core, main thread. Knows: the scheduler's pause state, the executor's memory, what is to be done once no step is
+left to come. Does not know: who asked, or how the answer travels; an answer that must wait for the last step is a Future.
+Mirrors: vllm/v1/engine/core.py (pause_scheduler, sleep, wake_up and their like)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from vllm_lite.config.checks import check_bool, check_choice, check_int, refuse
+from vllm_lite.engine_core.executor.abstract import SLEEP_TAGS, Executor
+from vllm_lite.engine_core.request import Request
+from vllm_lite.engine_core.scheduler import PauseState, Scheduler
+
+PAUSE_MODES = ("abort", "wait", "keep")
+SCHEDULING_TAG = "scheduling"  # wakes the scheduler, with the last of the executor's tags
+
+
+class CoreControl(ABC):
+    """The half of EngineCore that runs no steps. While paused, requests are still taken in; they wait."""
+
+    scheduler: Scheduler
+    model_executor: Executor
+
+    def __init__(self) -> None:
+        self._idle_actions: deque[tuple[Future[None], Callable[[], None]]] = deque()
+
+    @abstractmethod
+    def has_work(self) -> bool:
+        """True while there is a step to plan or a result to wait for."""
+
+    @abstractmethod
+    def abort_requests(self, request_ids: None, reason: str) -> list[Request]:
+        """Give all requests up; returns them."""
+
+    def tell_aborted(self, requests: list[Request]) -> None:  # noqa: B027  (in process, whoever paused knows)
+        """Their callers hear that these requests were aborted."""
+
+    # ---- pausing -------------------------------------------------------------------------------------------------------------
+
+    def pause_scheduler(self, mode: str = "abort", clear_cache: bool = True) -> Future[None] | None:
+        """Stop answering: give all requests up ("abort"), let those that have begun end ("wait"), or freeze them ("keep").
+
+        None where that is so at once, else a Future that is done when the last step has ended; it holds RuntimeError where
+        `resume_scheduler` or a shutdown came before. `clear_cache` then forgets the cached prefixes; frozen requests are
+        computed again when they go on.
+        """
+        check_choice("mode", mode, PAUSE_MODES)
+        check_bool("clear_cache", clear_cache)
+        self._pause(mode)
+        return self._when_idle(partial(self._clear_caches, clear_cache))
+
+    def resume_scheduler(self) -> None:
+        """Go on with everything that waits. RuntimeError where the executor sleeps."""
+        if self.model_executor.sleeping_tags:
+            raise RuntimeError("the engine sleeps: wake_up() also resumes")
+        self.scheduler.pause_state = PauseState.UNPAUSED
+        self.fail_idle_actions("the engine was resumed before it had come to rest")
+
+    def is_scheduler_paused(self) -> bool:
+        """True from `pause_scheduler` or `sleep` until the engine goes on."""
+        return self.scheduler.pause_state != PauseState.UNPAUSED
+
+    def _pause(self, mode: str) -> None:
+        if mode == "abort":
+            self.tell_aborted(self.abort_requests(None, "api"))
+        self.scheduler.pause_state = PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW
+
+    def _clear_caches(self, clear_cache: bool) -> None:
+        if clear_cache:
+            self.reset_prefix_cache(reset_running_requests=True)
+
+    # ---- sleeping ------------------------------------------------------------------------------------------------------------
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> Future[None] | None:
+        """Pause; at level 1 the KV cache is freed and the weights go to the host, at level 2 they are dropped.
+
+        None where that is done, else a Future as of `pause_scheduler`.
+        """
+        check_int("level", level, 0, 2)
+        check_choice("mode", mode, PAUSE_MODES)
+        self._pause(mode)
+        return self._when_idle(partial(self._fall_asleep, level))
+
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Take back memory: "weights", "kv_cache", or (None) both; with nothing left asleep, also go on. True where that is so.
+
+        "scheduling" alone takes nothing back.
+        """
+        for tag in tags or ():
+            check_choice("tags", tag, (*SLEEP_TAGS, SCHEDULING_TAG))
+        self.model_executor.wake_up([tag for tag in SLEEP_TAGS if tags is None or tag in tags])
+        if self.model_executor.sleeping_tags:
+            return False
+        self.resume_scheduler()
+        return True
+
+    def is_sleeping(self) -> bool:
+        """True while paused, or while memory was given up."""
+        return self.is_scheduler_paused() or bool(self.model_executor.sleeping_tags)
+
+    def release_kv_cache_memory(self) -> None:
+        """Free the KV cache of a paused engine without requests, until `wake_up`. RuntimeError in any other state."""
+        if not self.is_scheduler_paused() or self.has_work() or self.scheduler.requests:
+            raise RuntimeError("the KV cache can be released once the engine is paused and holds no request")
+        self.reset_prefix_cache()
+        self.model_executor.release_kv_cache_memory()
+
+    def _fall_asleep(self, level: int) -> None:
+        if level:
+            self.reset_prefix_cache(reset_running_requests=True)
+            self.model_executor.sleep(level)
+
+    # ---- caches, profiles ----------------------------------------------------------------------------------------------------
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached blocks; False while running requests hold some, unless they may be computed again."""
+        if reset_connector:
+            raise refuse("reset_connector", True, "False: there is no KV connector")
+        return self.scheduler.reset_prefix_cache(reset_running_requests)
+
+    def reset_mm_cache(self) -> None:  # noqa: B027  (this is all of it)
+        """Nothing to do: there are no multimodal prompts."""
+
+    def reset_encoder_cache(self) -> None:  # noqa: B027  (this is all of it)
+        """Nothing to do: there is no encoder."""
+
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
+        """Let every worker begin or end a profile."""
+        self.model_executor.collective_rpc("profile", args=(is_start, profile_prefix))
+
+    # ---- coming to rest ------------------------------------------------------------------------------------------------------
+
+    def run_idle_actions(self) -> None:
+        """Do what waited for the last step, if that was it. Who runs steps calls this once their bags are on their way."""
+        while self._idle_actions and not self.has_work():
+            future, action = self._idle_actions.popleft()
+            try:
+                action()
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+    def fail_idle_actions(self, reason: str) -> None:
+        """What waits will not be done."""
+        while self._idle_actions:
+            self._idle_actions.popleft()[0].set_exception(RuntimeError(reason))
+
+    def _when_idle(self, action: Callable[[], Any]) -> Future[None] | None:
+        if not self.has_work():
+            action()
+            return None
+        future: Future[None] = Future()
+        self._idle_actions.append((future, action))
+        return future
