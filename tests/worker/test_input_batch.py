@@ -7,7 +7,6 @@ from tests.worker.batches import make_batch, new_request, plan
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.wire.step import CachedRequestData
 from vllm_lite.worker.input_batch import InputBatch
-from vllm_lite.worker.sampling_columns import RANDOM
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -61,10 +60,10 @@ def test_new_blocks_are_appended() -> None:
 
 
 def test_a_row_is_free_again_once_its_request_is_gone() -> None:
-    batch, _ = make_batch(new_request("a", [1], SamplingParams(seed=1)), max_num_seqs=1)
+    batch, _ = make_batch(new_request("a", [1], SamplingParams(seed=1, logit_bias={3: 1.0})), max_num_seqs=1)
     batch.update(plan(new_request("b", [2], GREEDY), finished_req_ids=["a"]))
     assert batch.step({"b": 1}).token_ids.tolist() == [2]
-    assert not batch.sampling.features[0] & RANDOM
+    assert (batch.sampling.features.tolist(), batch.sampling.edits) == ([0], {})
     batch.update(plan(finished_req_ids=["b", "never seen"], preempted_req_ids=["neither"]))
     with pytest.raises(KeyError):
         batch.step({"b": 1})

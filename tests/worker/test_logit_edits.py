@@ -69,7 +69,8 @@ def test_stop_tokens_are_masked_until_min_tokens() -> None:
 
 
 def test_repetition_penalty_counts_prompt_and_answer() -> None:
-    assert edited(START, [2, 2], [14], repetition_penalty=2.0) == expect(t2=START[2] * 2, t14=START[14] / 2)
+    values = edited(START, [2, 2, 7], [14, 8], repetition_penalty=2.0)
+    assert values == expect(t2=START[2] * 2, t7=START[7] * 2, t14=START[14] / 2, t8=START[8] / 2)
 
 
 def test_frequency_and_presence_penalties_count_the_answer_alone() -> None:

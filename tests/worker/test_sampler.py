@@ -9,6 +9,7 @@ import torch
 from tests.worker.batches import VOCAB, make_batch, new_request
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.worker.sampler import NO_TOKEN, Sampler
+from vllm_lite.worker.sampling_columns import SamplingColumns
 
 DRAWS = 4000
 CHI_SQUARED_LIMITS = {1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 15: 37.7}  # exceeded by chance once in a thousand
@@ -98,10 +99,20 @@ def test_a_token_depends_on_its_own_seed_and_not_on_its_neighbours() -> None:
     assert together[::-1] == sample(LOGITS, *mixed[::-1])
 
 
+@pytest.mark.parametrize(("uniform", "token"), [(0.0, 2), (np.nextafter(0.5, 0), 2), (0.5, 4), (1 - 2.0**-52, 4)])
+def test_the_edges_of_a_draw_never_give_an_impossible_token(
+    monkeypatch: pytest.MonkeyPatch, uniform: float, token: int
+) -> None:
+    monkeypatch.setattr(SamplingColumns, "uniforms", lambda self, rows, positions: np.full(len(rows), uniform))
+    logits = np.full(VOCAB, -np.inf)
+    logits[[2, 4]] = 1.0
+    assert sample(logits, SamplingParams()) == [token]
+
+
 def test_positions_give_fresh_numbers() -> None:
     tokens = []
-    for length in range(1, 40):
-        batch, rows = make_batch(new_request("r", [1] * length, SamplingParams(seed=5)))
+    for length in range(40):
+        batch, rows = make_batch(new_request("r", [1], SamplingParams(seed=5), answer=[1] * length))
         tokens += SAMPLER(torch.zeros(1, VOCAB), rows, batch).token_ids.tolist()
     assert len(set(tokens)) > VOCAB // 2
 
