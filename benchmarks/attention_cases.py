@@ -5,6 +5,7 @@ Used by gpu_check.py on a GPU and by the tests in Triton's interpreter. The refe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,8 +82,7 @@ class Scene:
     def attend(self, backend: AttentionBackend, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """One step of the layer, [T, H, Dv]; the backend must have begun the step. Caches are laid out as the backend likes."""
         case, kv_heads = self.case, self.case.heads[1]
-        spec = FullAttentionSpec(case.block_size, kv_heads, *case.widths, str(dtype).removeprefix("torch."), case.window)
-        caches = backend.allocate(spec, self.num_blocks)
+        caches = backend.allocate(spec_of(case, dtype), self.num_blocks)
         for cache, past in zip(caches, self.past, strict=True):
             cache.copy_(past.transpose(0, 1) if cache.shape[0] == kv_heads else past)
         sinks = None if self.sinks is None else self.sinks.to(device, dtype)
@@ -90,9 +90,13 @@ class Scene:
         return backend.attend(layer, *(x.to(device, dtype) for x in (self.query, self.key, self.value)))
 
 
-def set_scene(case: Case, seed: int = 0) -> Scene:
-    """Random tokens, a past, and blocks scattered over the cache; block 0 stays empty."""
-    random, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+def spec_of(case: Case, dtype: torch.dtype) -> FullAttentionSpec:
+    return FullAttentionSpec(case.block_size, case.heads[1], *case.widths, str(dtype).removeprefix("torch."), case.window)
+
+
+def lay_out(case: Case, seed: int = 0) -> tuple[AttentionMetadata, int]:
+    """The step's metadata, with blocks scattered over the cache, and the number of blocks; block 0 stays empty."""
+    random = np.random.default_rng(seed)
     counts, before = np.array(case.batch).T
     lengths = counts + before
     blocks = -(-lengths // case.block_size)
@@ -103,12 +107,18 @@ def set_scene(case: Case, seed: int = 0) -> Scene:
     positions = np.concatenate([np.arange(first, end) for first, end in zip(before, lengths, strict=True)])
     owner = np.repeat(np.arange(len(counts)), counts)
     slots = table[owner, positions // case.block_size] * case.block_size + positions % case.block_size
-    metadata = AttentionMetadata(case.block_size, int((counts == 1).sum()), starts, lengths, table, slots)
+    return AttentionMetadata(case.block_size, int((counts == 1).sum()), starts, lengths, table, slots), num_blocks
+
+
+def set_scene(case: Case, seed: int = 0) -> Scene:
+    """Random tokens and a random past."""
+    generator = torch.Generator().manual_seed(seed)
+    metadata, num_blocks = lay_out(case, seed)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(case.dtype).double()
 
-    (heads, kv_heads), tokens = case.heads, int(counts.sum())
+    (heads, kv_heads), tokens = case.heads, len(metadata.slot_mapping)
     query, key, value = (
         normal(tokens, count, width).transpose(0, 1)
         for count, width in ((heads, case.widths[0]), (kv_heads, case.widths[0]), (kv_heads, case.widths[1]))
@@ -145,3 +155,19 @@ def error(case: Case, device: torch.device, seed: int = 0) -> float:
     expected = reference(scene)
     found = scene.attend(backend, device, case.dtype).cpu().double()
     return float((found - expected).norm() / expected.norm())
+
+
+def repeated_call(case: Case, backend: AttentionBackend, device: torch.device) -> Callable[[], torch.Tensor]:
+    """One layer's attention over random numbers made on the device, to be timed."""
+    metadata, num_blocks = lay_out(case)
+    backend.begin_step(metadata)
+    caches = backend.allocate(spec_of(case, case.dtype), num_blocks)
+    for cache in caches:
+        cache.normal_()
+    (heads, kv_heads), tokens = case.heads, len(metadata.slot_mapping)
+    query, key, value = (
+        torch.randn(tokens, count, width, device=device, dtype=case.dtype).transpose(0, 1)
+        for count, width in ((heads, case.widths[0]), (kv_heads, case.widths[0]), (kv_heads, case.widths[1]))
+    )
+    layer = PagedLayer(backend, *caches, case.window, case.softcap, case.widths[0] ** -0.5)
+    return lambda: backend.attend(layer, query, key, value)

@@ -12,6 +12,7 @@ from vllm_lite.config.model_files import DEFAULT_MODEL, resolve_model
 from vllm_lite.config.tiny_model import write_tiny_model
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads, here and in every child
+os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is first imported; there is no other way without a GPU
 
 
 @pytest.fixture(scope="session", autouse=True)
