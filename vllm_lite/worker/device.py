@@ -7,6 +7,7 @@ Mirrors: vllm/platforms/cpu.py, vllm/platforms/cuda.py
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from pathlib import Path
 
@@ -70,6 +71,22 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def give_memory_back(device: torch.device) -> None:
+    """Return what this process has freed: to the GPU, or to the operating system, where `keep_freed_memory` would keep it."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def resident_memory() -> int:
+    """Bytes of RAM this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _usable_cores() -> int:

@@ -72,13 +72,12 @@ class ModelRunner:
     def __init__(self, model: Any, vllm_config: VllmConfig, device: torch.device) -> None:
         model_config, scheduler_config = vllm_config.model_config, vllm_config.scheduler_config
         assert model_config.max_model_len is not None
-        self._model = model
         self._device = device
         self._max_model_len = model_config.max_model_len
         self._max_num_seqs = scheduler_config.max_num_seqs
         self._max_num_tokens = scheduler_config.max_num_batched_tokens
         self._block_size = vllm_config.cache_config.block_size
-        self._calls = probe_model(model, model_config.max_model_len)
+        self.set_model(model)
         self.backend = select_backend(vllm_config, device, model.dtype, self._calls)
         self._inputs = StepBuffer(3 * self._max_num_tokens + 8, torch.int64, device)
         self._compiled = torch.compile(self._forward, fullgraph=True, dynamic=True) if model_config.compile else None
@@ -90,6 +89,11 @@ class ModelRunner:
         )
         self._computed: ComputedStep | None = None
         self.clock = StepClock(0)
+
+    def set_model(self, model: Any) -> None:
+        """Use these weights from now on, laid out for the device; None drops those in use, until others come."""
+        self._model = model
+        self._calls = {} if model is None else probe_model(model, self._max_model_len)
 
     def kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
         """Each attention layer's cache, by module name."""
@@ -111,6 +115,17 @@ class ModelRunner:
             spec = kv_cache_config.kv_cache_specs[name]
             keys, values = self.backend.allocate(spec, kv_cache_config.num_blocks)
             call.module.paged = PagedLayer(self.backend, keys, values, spec.sliding_window, call.softcap)  # type: ignore[assignment]
+
+    def free_kv_cache(self) -> None:
+        """Drop the caches, and the graphs that write to them."""
+        self._graphs = DecodeGraphs(self._graphs.sizes)
+        for call in self._calls.values():
+            call.module.__dict__.pop("paged", None)
+
+    def kv_cache_bytes(self) -> int:
+        """Bytes of the caches; 0 where there are none."""
+        layers = [call.module.__dict__.get("paged") for call in self._calls.values()]
+        return sum(layer.key_cache.nbytes + layer.value_cache.nbytes for layer in layers if layer is not None)
 
     @torch.inference_mode()
     def profile(self) -> None:

@@ -22,7 +22,15 @@ from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 from vllm_lite.worker import loader
 from vllm_lite.worker.cuda_graphs import CudaCapture
-from vllm_lite.worker.device import dtype_name, free_memory, keep_freed_memory, select_device, use_cpu_threads
+from vllm_lite.worker.device import (
+    dtype_name,
+    free_memory,
+    give_memory_back,
+    keep_freed_memory,
+    resident_memory,
+    select_device,
+    use_cpu_threads,
+)
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.probe import check_config
 
@@ -55,13 +63,19 @@ class Worker:
         if self._device.type == "cpu":
             use_cpu_threads()
             keep_freed_memory()
-        hf_config = loader.read_config(model_config)
-        check_config(hf_config, model_config.max_model_len)
-        model = loader.load_weights(model_config, hf_config, config.load_config.load_format, self._device)
+        self._hf_config = loader.read_config(model_config)
+        check_config(self._hf_config, model_config.max_model_len)
+        self._model: torch.nn.Module | None
+        model = self._model = self._load_weights()
         self._dtype = dtype_name(model.dtype)  # type: ignore[arg-type]
-        loader.finalize(model, self._device)
         self._weights_bytes = loader.weights_bytes(model)
         self._runner = ModelRunner(model, config, self._device)
+
+    def _load_weights(self) -> torch.nn.Module:
+        config = self._vllm_config
+        model = loader.load_weights(config.model_config, self._hf_config, config.load_config.load_format, self._device)
+        loader.finalize(model, self._device)
+        return model
 
     def get_info(self) -> dict[str, Any]:
         """What only the worker knows: `dtype`, `device`, `attention_backend`, `weights_bytes`, `load_seconds`."""
@@ -109,12 +123,62 @@ class Worker:
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the KV cache, run a first small step and capture what CUDA graphs can replay."""
+        self._kv_cache_config = kv_cache_config
         with self._phase("warm_up"):
             self._runner.allocate(kv_cache_config)
             self._runner.warm_up()
+        self._capture_graphs()
+
+    def _capture_graphs(self) -> None:
         if self._device.type == "cuda" and self._runner.replays:
             with self._phase("capture_graphs"):
                 self._runner.capture_graphs(CudaCapture())
+
+    # ---- memory given up for a while -----------------------------------------------------------------------------------------
+
+    def sleep(self, level: int) -> None:
+        """Free the KV cache; move the weights to the host (level 1; on a CPU they are there) or drop them (level 2)."""
+        self.release_kv_cache_memory()
+        if level == 1 and self._model is not None:
+            self._model.to("cpu")
+        elif level == 2:
+            self._model = None
+            self._runner.set_model(None)
+        give_memory_back(self._device)
+
+    def release_kv_cache_memory(self) -> None:
+        """Free the KV cache alone."""
+        self._runner.free_kv_cache()
+        give_memory_back(self._device)
+
+    def wake_up(self, tags: list[str]) -> None:
+        """Take back what `tags` name: "weights" (from the host, or loaded anew), "kv_cache" (empty).
+
+        RuntimeError for the KV cache of a model whose weights were dropped and are not back: they come first.
+        """
+        if "weights" in tags:
+            if self._model is None:
+                self._model = self._load_weights()
+                self._runner.set_model(self._model)
+            else:
+                self._model.to(self._device)
+        if "kv_cache" in tags:
+            if self._model is None:
+                raise RuntimeError('the weights were dropped: wake up "weights" before "kv_cache"')
+            self._runner.allocate(self._kv_cache_config)
+        figures = self.memory_figures()
+        if figures["weights"] and figures["kv_cache"]:
+            self._capture_graphs()
+
+    def memory_figures(self) -> dict[str, int]:
+        """Bytes: `weights` on the device, `kv_cache`, and `process`: allocated on the GPU, or this process' resident memory."""
+        model, device = self._model, self._device
+        there = model is not None and next(model.parameters()).device.type == device.type
+        return {
+            "weights": loader.weights_bytes(model) if model is not None and there else 0,
+            "kv_cache": self._runner.kv_cache_bytes(),
+            "process": torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_memory(),
+        }
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Run the forward pass of a step. None: call `sample_tokens` for its result."""
