@@ -33,6 +33,7 @@ from vllm_lite.worker.device import (
 )
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.probe import check_config
+from vllm_lite.worker.profiler import WorkerProfiler
 
 CPU_KV_CACHE_BYTES = 4 << 30  # unless told otherwise: enough for a laptop's worth of requests, and memory for everything else
 
@@ -49,6 +50,7 @@ class Worker:
         self._rank = rank
         trace_dir = vllm_config.observability_config.trace_dir
         self._recorder = Recorder(trace_dir, "worker", f"rank{rank}") if trace_dir else None
+        self._profiler = WorkerProfiler(trace_dir, rank)
         self._step = 0
         self._step_trace: str | None = None
         begun = time.monotonic()
@@ -179,6 +181,15 @@ class Worker:
             "kv_cache": self._runner.kv_cache_bytes(),
             "process": torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_memory(),
         }
+
+    # ---- steps ---------------------------------------------------------------------------------------------------------------
+
+    def profile(self, is_start: bool, profile_prefix: str | None = None) -> str | None:
+        """Begin a profile, or end it and return its file."""
+        if not is_start:
+            return self._profiler.stop()
+        self._profiler.start(profile_prefix)
+        return None
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Run the forward pass of a step. None: call `sample_tokens` for its result."""

@@ -132,9 +132,9 @@ class CoreControl(ABC):
     def reset_encoder_cache(self) -> None:  # noqa: B027  (this is all of it)
         """Nothing to do: there is no encoder."""
 
-    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
-        """Let every worker begin or end a profile."""
-        self.model_executor.collective_rpc("profile", args=(is_start, profile_prefix))
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> list[str | None]:
+        """Let every worker begin a profile, or end it and say which file holds it."""
+        return self.model_executor.collective_rpc("profile", args=(is_start, profile_prefix))
 
     # ---- coming to rest ------------------------------------------------------------------------------------------------------
 
