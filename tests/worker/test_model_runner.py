@@ -208,7 +208,7 @@ def test_a_request_whose_logits_are_broken_fails_alone(tiny_model_path: Path, re
     embedding = driver.worker._runner._model.get_input_embeddings().weight
     with torch.inference_mode():
         embedding[200] = torch.nan
-    driver.add("bad", [5, 200, 7])
+    driver.add("bad", [5, 200, 7], greedy(logprobs=1))
     driver.add("good", [5, 6, 7])
     driver.add("sampled", [5, 200], SamplingParams(seed=1, max_tokens=None))
     output = driver.step({"bad": 3, "good": 3, "sampled": 2})

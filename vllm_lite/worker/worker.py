@@ -201,15 +201,15 @@ class Worker:
     def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput:
         """Choose the tokens of the step just run. Grammars are not served yet, so `grammar_output` is None."""
         output = self._runner.sample_tokens()
-        if self._recorder is not None and self._recorder.level and self._step_trace is not None:
-            self._record_work()
+        if self._recorder is not None and self._recorder.level:
+            self._record_work(self._recorder)
         return output
 
-    def _record_work(self) -> None:
+    def _record_work(self, recorder: Recorder) -> None:
         parent, clock = parse_traceparent(self._step_trace), self._runner.clock
-        if parent is None or self._recorder is None:
+        if parent is None:  # nobody traces this step
             return
-        self._recorder.append(
+        recorder.append(
             Work(
                 step=self._step,
                 trace_id=parent.trace_id,
@@ -223,7 +223,7 @@ class Worker:
                 rank=self._rank,
             )
         )
-        self._recorder.flush()
+        recorder.flush()
 
     def check_health(self) -> None:
         """A worker that can answer is well."""
