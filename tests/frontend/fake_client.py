@@ -67,7 +67,8 @@ class FakeClient(EngineCoreClient):
         self.aborts.append((list(request_ids), reason, dict(trace_headers or {})))
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
-        raise NotImplementedError
+        assert method == "get_supported_tasks"
+        return ["generate", "embed"]
 
     async def ping_async(self, seconds: float) -> None:
         raise NotImplementedError

@@ -420,12 +420,6 @@ async def test_shutdown_from_another_thread(make: Maker) -> None:
         await task
 
 
-async def test_encode_is_not_here_yet(make: Maker) -> None:
-    llm, _ = make()
-    with pytest.raises(NotImplementedError, match="not in this release"):
-        await anext(llm.encode("hi", PoolingParams(), "mine"))
-
-
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [

@@ -36,7 +36,7 @@ async def test_states_of_a_living_engine(llm: AsyncLLM) -> None:
     assert isinstance(llm.dead_error, EngineDeadError)
     assert llm.dead_error is not llm.dead_error
     assert llm.tokenizer is llm.get_tokenizer()
-    assert await llm.get_supported_tasks() == ("generate",)
+    assert await llm.get_supported_tasks() == ("generate", "embed")
 
 
 async def test_ready_completes_the_configuration(llm: AsyncLLM) -> None:

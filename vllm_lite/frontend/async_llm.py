@@ -22,15 +22,13 @@ from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, QueueOver
 from vllm_lite.frontend.admission_control import AdmissionControl
 from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.control import EngineControl
-from vllm_lite.frontend.core_client import make_async_mp_client
+from vllm_lite.frontend.core_client import make_async_mp_client, take_ready
 from vllm_lite.frontend.input_processor import InputProcessor
 from vllm_lite.frontend.output_handler import OutputHandler, send_abort
-from vllm_lite.frontend.output_processor import OutputProcessor
-from vllm_lite.frontend.parallel_sampling import ParentRequest
+from vllm_lite.frontend.parallel_sampling import children_of
 from vllm_lite.frontend.parts import EngineParts
-from vllm_lite.frontend.renderer import Prompt, Renderer
-from vllm_lite.frontend.stamps import Stamps, unsampled_headers
-from vllm_lite.frontend.trace_run import TraceRun
+from vllm_lite.frontend.renderer import Prompt
+from vllm_lite.frontend.stamps import unsampled_headers
 from vllm_lite.outputs import STREAM_FINISHED, PoolingRequestOutput, RequestOutput
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
@@ -75,6 +73,7 @@ class AsyncLLM(EngineControl):
         self._parts = EngineParts()
         self._finalizer = weakref.finalize(self, EngineParts.close, self._parts)
         self._warned_of_headers = False
+        self._supported_tasks: tuple[str, ...] | None = None
         try:
             self._build()
         except BaseException:
@@ -132,19 +131,12 @@ class AsyncLLM(EngineControl):
     def _build(self) -> None:
         """In this order: what is cheap and may refuse the configuration comes before the processes."""
         parts, config = self._parts, self.vllm_config
-        self.renderer = parts.renderer = Renderer.from_config(config)
+        self.renderer, self.output_processor = parts.build_desk(config)
         self.input_processor = InputProcessor(config, self.renderer)
-        self.output_processor = parts.output_processor = OutputProcessor(
-            self.renderer.tokenizer, stream_interval=config.scheduler_config.stream_interval
-        )
         self._admission = AdmissionControl(config.scheduler_config)
-        parts.trace_run = TraceRun(self.observability_config)
-        self.observability_config.trace_dir = str(parts.trace_run.path)
-        name = self.model_config.served_model_name or self.model_config.model
-        self._stamps = parts.stamps = Stamps(parts.trace_run.path, name)
+        self._stamps = parts.build_stamps(config)
         self.engine_core = parts.engine_core = make_async_mp_client(config)
-        self.model_config.max_model_len = min(ready.max_model_len for ready in self.engine_core.ready)
-        config.cache_config.num_gpu_blocks = sum(ready.num_gpu_blocks for ready in self.engine_core.ready)
+        take_ready(config, self.engine_core.ready)
         self._handler = OutputHandler(self.engine_core, self.output_processor, self._stamps)
 
     # ---- requests ----------------------------------------------------------------------------------------------------------
@@ -174,6 +166,8 @@ class AsyncLLM(EngineControl):
         """
         collector: RequestOutputCollector | None = None
         try:
+            if isinstance(sampling_params, PoolingParams):
+                raise refuse("params", "PoolingParams", "SamplingParams; encode() takes PoolingParams")
             collector = await self.add_request(
                 request_id,
                 prompt,
@@ -196,19 +190,9 @@ class AsyncLLM(EngineControl):
                 finished = output.finished
                 if output is not STREAM_FINISHED:
                     yield output
-        except (asyncio.CancelledError, GeneratorExit):
-            if collector is not None:
-                await self._give_up((collector.request_id,), "client_disconnect")
-            self._log_request(request_id, "aborted by its caller")
+        except BaseException as error:
+            await self._end_early(error, request_id, collector)
             raise
-        except (EngineDeadError, VLLMClientError, QueueOverflowError, NotImplementedError):
-            self._log_request(request_id, "failed")
-            raise
-        except Exception as error:
-            if collector is not None:
-                await self._give_up((collector.request_id,), "api")
-            self._log_request(request_id, "failed")
-            raise EngineGenerateError(f"request {request_id!r} failed: {error}") from error
         finally:
             if collector is not None:
                 collector.close()
@@ -225,9 +209,49 @@ class AsyncLLM(EngineControl):
         tokenization_kwargs: Mapping[str, Any] | None = None,
         reasoning_ended: bool | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """Not in this release."""
-        raise NotImplementedError("encode() is not in this release: it generates text only")
-        yield  # an async generator, as its callers expect
+        """The request's one vector: `outputs.data`, float32 [hidden_size]. After an `abort()` from elsewhere it is empty.
+
+        Raises what `generate()` raises; EngineGenerateError also where the engine could not make the vector.
+        """
+        collector: RequestOutputCollector | None = None
+        try:
+            if isinstance(pooling_params, SamplingParams):
+                raise refuse("params", "SamplingParams", "PoolingParams; generate() takes SamplingParams")
+            collector = await self.add_request(
+                request_id,
+                prompt,
+                pooling_params,
+                lora_request=lora_request,
+                tokenization_kwargs=tokenization_kwargs,
+                trace_headers=trace_headers,
+                priority=priority,
+                reasoning_ended=reasoning_ended,
+            )
+            output = await collector.get()
+            assert isinstance(output, PoolingRequestOutput)
+            yield output
+        except BaseException as error:
+            await self._end_early(error, request_id, collector)
+            raise
+        finally:
+            if collector is not None:
+                collector.close()
+
+    async def _end_early(self, error: BaseException, request_id: str, collector: RequestOutputCollector | None) -> None:
+        """The request ends with `error`: give it up where the engine core still has it. What the caller cannot mend becomes
+        EngineGenerateError."""
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            if collector is not None:
+                await self._give_up((collector.request_id,), "client_disconnect")
+            self._log_request(request_id, "aborted by its caller")
+            return
+        self._log_request(request_id, "failed")
+        known = (EngineDeadError, EngineGenerateError, VLLMClientError, QueueOverflowError, NotImplementedError)
+        if isinstance(error, known) or not isinstance(error, Exception):
+            return
+        if collector is not None:
+            await self._give_up((collector.request_id,), "api")
+        raise EngineGenerateError(f"request {request_id!r} failed: {error}") from error
 
     async def add_request(
         self,
@@ -288,7 +312,7 @@ class AsyncLLM(EngineControl):
         """Admit, register and send the request, or all its children, or none."""
         self.input_processor.assign_request_id(request)
         collector = RequestOutputCollector(request.params.output_kind, request.request_id, trace, self._stamps)
-        children, parent = _children(request)
+        children, parent = children_of(request)
         self.check_admission(len(children), request.request_id)
         registered: list[str] = []
         try:
@@ -337,6 +361,12 @@ class AsyncLLM(EngineControl):
         processor = self.output_processor
         self._admission.check(n, processor.get_num_unfinished_requests(), processor.get_num_queued_tokens())
 
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """What the model can be asked for: "generate", "embed"."""
+        if self._supported_tasks is None:
+            self._supported_tasks = tuple(await self.engine_core.call_utility_async("get_supported_tasks"))
+        return self._supported_tasks
+
     def get_num_unfinished_requests(self) -> int:
         """Requests in the engine, each of n > 1 counted."""
         return self.output_processor.get_num_unfinished_requests()
@@ -377,17 +407,6 @@ class AsyncLLM(EngineControl):
         """
         if self._finalizer.detach():
             self._parts.close(timeout)
-
-
-def _children(request: EngineCoreRequest) -> tuple[list[EngineCoreRequest], ParentRequest | None]:
-    """What is really sent for `request`: itself, or one request for each of its n answers."""
-    if request.sampling_params is None or request.sampling_params.n == 1:
-        return [request], None
-    parent = ParentRequest(request)
-    children = [copy.copy(request) for _ in range(parent.n)]
-    for index, child in enumerate(children):
-        child.request_id, child.sampling_params = parent.get_child_info(index)
-    return children, parent
 
 
 def _refuse_unserved(

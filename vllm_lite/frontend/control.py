@@ -89,10 +89,6 @@ class EngineControl(EngineClient):
             counts = stats.num_running_reqs, stats.num_waiting_reqs, 100 * stats.kv_cache_usage
             logger.info("running %d requests, waiting %d, KV cache used %.1f %%", *counts)
 
-    async def get_supported_tasks(self) -> tuple[str, ...]:
-        """What the model can be asked for."""
-        return ("generate",)
-
     async def start_profile(
         self, profile_prefix: str | None = None, *, delay_iterations: int | None = None, max_iterations: int | None = None
     ) -> None:

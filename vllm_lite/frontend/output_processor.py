@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from vllm_lite.config.checks import refuse
-from vllm_lite.exceptions import EngineDeadError
+from vllm_lite.exceptions import EngineDeadError, EngineGenerateError
 from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.parallel_sampling import ParentRequest
 from vllm_lite.frontend.request_state import RequestState
 from vllm_lite.frontend.stamps import BagStamp
 from vllm_lite.frontend.tokenizer import Tokenizer
-from vllm_lite.outputs import RequestOutput
+from vllm_lite.outputs import PoolingRequestOutput, RequestOutput
 from vllm_lite.tracing.recorder import now_ns
 from vllm_lite.tracing.records import KEPT_BACK
 from vllm_lite.tracing.request_trace import RequestTrace
@@ -33,7 +33,7 @@ __all__ = ["OutputProcessor", "OutputProcessorOutput", "RequestOutputCollector",
 class OutputProcessorOutput:
     """`request_outputs` of requests without a mailbox; `reqs_to_abort`: ended by a stop string, which the core cannot see."""
 
-    request_outputs: list[RequestOutput] = field(default_factory=list)
+    request_outputs: list[RequestOutput | PoolingRequestOutput] = field(default_factory=list)
     reqs_to_abort: list[str] = field(default_factory=list)
 
 
@@ -116,7 +116,7 @@ class OutputProcessor:
         for request_id in request_ids:
             for internal_id in self._resolve(request_id, internal):
                 state = self.request_states[internal_id]
-                output = state.make_request_output([], FinishReason.ABORT, None)
+                output = _aborted(state)
                 if output is not None and state.queue is not None:
                     state.queue.put(output)
                 self._forget(state, FinishReason.ABORT, None)
@@ -141,6 +141,9 @@ class OutputProcessor:
         """One row: to text, to an output where it is time for one, into the mailbox."""
         if state.is_prefilling:
             self._end_prefill(state, row)
+        if state.pooling:
+            self._sort_vector(row, state, processed, stamp)
+            return
         new_token_ids, finish_reason, stop_reason = row.new_token_ids, row.finish_reason, row.stop_reason
         stop_string = state.detokenizer.update(new_token_ids, finish_reason is FinishReason.STOP)
         if stop_string is not None:
@@ -165,9 +168,23 @@ class OutputProcessor:
             if row.finish_reason is None:
                 processed.reqs_to_abort.append(state.request_id)
 
+    def _sort_vector(
+        self, row: EngineCoreOutput, state: RequestState, processed: OutputProcessorOutput, stamp: BagStamp | None
+    ) -> None:
+        if row.finish_reason is FinishReason.ERROR:  # a vector has no place for the reason why there is none
+            raise EngineGenerateError(f"request {state.external_req_id!r} failed: {row.error}")
+        output, fate = state.make_pooling_output(row.pooling_output), KEPT_BACK
+        if state.queue is not None:
+            fate = state.queue.put(output)
+        else:
+            processed.request_outputs.append(output)
+        if stamp is not None:
+            stamp.letters.append((state.trace, [], fate))
+        self._forget(state, row.finish_reason, None)
+
     def _fail(self, state: RequestState, error: Exception, processed: OutputProcessorOutput) -> None:
         """The front end cannot go on with this request: its caller gets the error, the engine core gives it up."""
-        logger.error("request %s failed in the front end", state.request_id, exc_info=error)
+        logger.error("request %s failed", state.request_id, exc_info=error)
         if state.queue is None:
             raise error
         state.queue.put(error)
@@ -208,6 +225,10 @@ class OutputProcessor:
             parent.child_requests.discard(state.request_id)
             if not parent.child_requests:
                 self.parent_requests.pop(parent.request_id, None)
+
+
+def _aborted(state: RequestState) -> RequestOutput | PoolingRequestOutput | None:
+    return state.make_pooling_output(None) if state.pooling else state.make_request_output([], FinishReason.ABORT, None)
 
 
 def _note_end(

@@ -7,6 +7,8 @@ Mirrors: vllm/v1/engine/parallel_sampling.py
 
 from __future__ import annotations
 
+import copy
+
 import msgspec
 
 from vllm_lite.outputs import CompletionOutput
@@ -59,6 +61,17 @@ class ParentRequest:
         if not finished:
             return [], False
         return sorted(self._final, key=lambda completion: completion.index), True
+
+
+def children_of(request: EngineCoreRequest) -> tuple[list[EngineCoreRequest], ParentRequest | None]:
+    """What is really sent for `request`: itself, or one request for each of its n answers."""
+    if request.sampling_params is None or request.sampling_params.n == 1:
+        return [request], None
+    parent = ParentRequest(request)
+    children = [copy.copy(request) for _ in range(parent.n)]
+    for index, child in enumerate(children):
+        child.request_id, child.sampling_params = parent.get_child_info(index)
+    return children, parent
 
 
 def _wrapped(seed: int) -> int:

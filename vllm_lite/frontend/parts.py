@@ -1,6 +1,7 @@
-"""What an AsyncLLM must give back when it goes, and how.
+"""What an engine is made of on this side of the wire, what it must give back when it goes, and how.
 
-Process: front end. Knows: the parts. Does not know: AsyncLLM, which it outlives for the moment in which that is collected.
+Process: front end. Knows: the parts. Does not know: AsyncLLM or LLMEngine, which it outlives for the moment in which that is
+collected.
 Mirrors: vllm/v1/engine/async_llm.py (shutdown)
 """
 
@@ -9,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 
+from vllm_lite.config import VllmConfig
 from vllm_lite.exceptions import EngineDeadError
-from vllm_lite.frontend.core_client import EngineCoreClient
+from vllm_lite.frontend.core_client import EngineCoreClient, SyncEngineCoreClient
 from vllm_lite.frontend.output_processor import OutputProcessor
 from vllm_lite.frontend.renderer import Renderer
 from vllm_lite.frontend.stamps import Stamps
@@ -26,8 +28,23 @@ class EngineParts:
         self.output_processor: OutputProcessor | None = None
         self.trace_run: TraceRun | None = None
         self.stamps: Stamps | None = None
-        self.engine_core: EngineCoreClient | None = None
+        self.engine_core: EngineCoreClient | SyncEngineCoreClient | None = None
         self.handler_task: asyncio.Task[None] | None = None
+
+    def build_desk(self, vllm_config: VllmConfig) -> tuple[Renderer, OutputProcessor]:
+        """Where prompts are rendered and answers sorted."""
+        self.renderer = Renderer.from_config(vllm_config)
+        stream_interval = vllm_config.scheduler_config.stream_interval
+        self.output_processor = OutputProcessor(self.renderer.tokenizer, stream_interval=stream_interval)
+        return self.renderer, self.output_processor
+
+    def build_stamps(self, vllm_config: VllmConfig) -> Stamps:
+        """The run directory, which the configuration then names, and the recorder of this process."""
+        self.trace_run = TraceRun(vllm_config.observability_config)
+        vllm_config.observability_config.trace_dir = str(self.trace_run.path)
+        model_config = vllm_config.model_config
+        self.stamps = Stamps(self.trace_run.path, model_config.served_model_name or model_config.model)
+        return self.stamps
 
     def close(self, timeout: float | None = None) -> None:
         """End the task, the callers that still wait, the processes. From any thread, or with no loop left; once is enough."""

@@ -7,12 +7,16 @@ Mirrors: vllm/v1/engine/output_processor.py (RequestState)
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.detokenizer import IncrementalDetokenizer
 from vllm_lite.frontend.logprobs import LogprobsProcessor
 from vllm_lite.frontend.parallel_sampling import ParentRequest
 from vllm_lite.frontend.tokenizer import Tokenizer
-from vllm_lite.outputs import CompletionOutput, RequestOutput
+from vllm_lite.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from vllm_lite.sampling_params import RequestOutputKind
 from vllm_lite.wire.messages import EngineCoreRequest, FinishReason
 
@@ -34,6 +38,7 @@ class RequestState:
         "logprobs_processor",
         "num_cached_tokens",
         "parent_req",
+        "pooling",
         "prompt",
         "prompt_token_ids",
         "queue",
@@ -55,7 +60,7 @@ class RequestState:
         stream_interval: int = 1,
     ) -> None:
         params = request.sampling_params
-        assert params is not None
+        self.pooling = params is None
         self.request_id = request.request_id
         self.external_req_id = request.external_req_id or request.request_id
         self.parent_req = parent_req
@@ -64,14 +69,14 @@ class RequestState:
         self.prompt_token_ids = request.prompt_token_ids or []
         self.queue = queue
         self.trace = None if queue is None else queue.trace
-        self.stream_interval = max(stream_interval, params.stream_interval or 1)
+        self.stream_interval = max(stream_interval, (params and params.stream_interval) or 1)
         self.detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
-        wants_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+        wants_logprobs = params is not None and (params.logprobs is not None or params.prompt_logprobs is not None)
         self.logprobs_processor = LogprobsProcessor(tokenizer, request) if wants_logprobs else None
         self.is_prefilling = True
         self.num_cached_tokens = 0
-        self._delta = params.output_kind is RequestOutputKind.DELTA
-        self._final_only = params.output_kind is RequestOutputKind.FINAL_ONLY
+        self._delta = request.params.output_kind is RequestOutputKind.DELTA
+        self._final_only = request.params.output_kind is RequestOutputKind.FINAL_ONLY
         self._token_ids: list[int] = []  # not handed out yet (DELTA), or all
         self._sent = 0  # how many tokens there were when an output last went out
 
@@ -104,6 +109,11 @@ class RequestState:
             finished,
             self.num_cached_tokens,
         )
+
+    def make_pooling_output(self, data: Any) -> PoolingRequestOutput:
+        """The one output of `encode()`. `data`: float32 [hidden_size]; None where the request was aborted, which gives [0]."""
+        vector = PoolingOutput(np.zeros(0, np.float32) if data is None else data)
+        return PoolingRequestOutput(self.external_req_id, vector, self.prompt_token_ids, True, self.num_cached_tokens)
 
     def _is_due(self) -> bool:
         num_tokens = self.detokenizer.num_tokens

@@ -77,3 +77,40 @@ class EngineCoreClient(ABC):
     @abstractmethod
     def shutdown(self, timeout: float | None = None) -> None:
         """End the engine cores. May be called more than once, from any thread."""
+
+
+class SyncEngineCoreClient(ABC):
+    """The same for a program without an event loop; one thread uses it. Calls raise EngineDeadError as above."""
+
+    ready: list[EngineCoreReadyResponse]
+
+    @property
+    @abstractmethod
+    def dead_error(self) -> EngineDeadError | None:
+        """Why the engine core cannot be reached any more; None while all is well."""
+
+    @abstractmethod
+    def get_bag(self) -> Bag:
+        """Wait for the next bag, or make it. Call it only while a request is in the engine."""
+
+    def get_output(self) -> EngineCoreOutputs:
+        """The next bag's outputs alone."""
+        return self.get_bag().outputs
+
+    @abstractmethod
+    def add_request(self, request: EngineCoreRequest) -> Posted:
+        """Hand a request over. TypeError where it holds what cannot be encoded."""
+
+    @abstractmethod
+    def abort_requests(
+        self, request_ids: Sequence[str], reason: str = "api", trace_headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Give requests up, by internal id; unknown ids are harmless."""
+
+    @abstractmethod
+    def call_utility(self, method: str, *args: Any) -> Any:
+        """Call a method of the engine core. RuntimeError with the core's words where it failed."""
+
+    @abstractmethod
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the engine core. May be called more than once."""

@@ -1,0 +1,139 @@
+"""LLM: the same tokens as AsyncLLM, in the order of the prompts, wherever the engine core runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_lite import LLM, AsyncEngineArgs, AsyncLLM, PoolingParams, SamplingParams
+from vllm_lite.entrypoints.llm import MULTIPROCESSING
+from vllm_lite.exceptions import VLLMValidationError
+
+PROMPTS = ["a", "Hello, world", "The capital of France is", "a"]
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def answers(tiny_model_path: Path) -> list[list[int]]:
+    """What AsyncLLM says to PROMPTS."""
+
+    async def last(engine: AsyncLLM, index: int, prompt: str) -> list[int]:
+        *_, output = [output async for output in engine.generate(prompt, GREEDY, str(index))]
+        return output.outputs[0].token_ids
+
+    async def run() -> list[list[int]]:
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(tiny_model_path)))
+        found = await asyncio.gather(*(last(engine, i, prompt) for i, prompt in enumerate(PROMPTS)))
+        engine.shutdown()
+        return found
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def toy(tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
+    monkeypatch.setenv(MULTIPROCESSING, "0")
+    llm = LLM(str(tiny_model_path), distributed_executor_backend="toy")
+    yield llm
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert llm.reset_prefix_cache() is True
+    llm.shutdown()
+
+
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_tokens_equal_those_of_async_llm(
+    tiny_model_path: Path, answers: list[list[int]], processes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MULTIPROCESSING, processes)
+    llm = LLM(str(tiny_model_path))
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    llm.shutdown()
+    assert [output.outputs[0].token_ids for output in outputs] == answers
+    assert [output.prompt for output in outputs] == PROMPTS
+    assert [output.outputs[0].text for output in outputs] == [llm.get_tokenizer().decode(ids) for ids in answers]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "count"),
+    [("text", 1), ([1, 2], 1), ([[1, 2], "b"], 2), ({"prompt": "c"}, 1), ([{"prompt": "d"}] * 3, 3), ([], 0)],
+)
+def test_one_prompt_or_many(toy: LLM, prompts: Any, count: int) -> None:
+    outputs = toy.generate(prompts, SamplingParams(max_tokens=2), use_tqdm=False)
+    assert len(outputs) == count
+    assert all(output.finished for output in outputs)
+
+
+def test_parameters_for_each_prompt(toy: LLM) -> None:
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (1, 5, 3)]
+    outputs = toy.generate([[1], [2], [3]], params, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 5, 3]
+    assert [len(params) for params in (toy.generate([1, 2], use_tqdm=False)[0].outputs[0].token_ids,)] <= [16]
+
+
+def test_chat(toy: LLM) -> None:
+    conversation = [{"role": "user", "content": "hi"}]
+    (one,) = toy.chat(conversation, GREEDY, use_tqdm=False)
+    assert one.prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    both = toy.chat([conversation, [{"role": "user", "content": "ho"}]], GREEDY, use_tqdm=False)
+    assert both[0].outputs[0].token_ids == one.outputs[0].token_ids
+    assert both[1].prompt == "<|im_start|>user\nho<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_the_bar_is_on_standard_error(toy: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    toy.generate(["a", "b"], GREEDY)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "2/2" in err
+    toy.generate(["a", "b"], GREEDY, use_tqdm=False)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"prompts": ["a", []]}, "prompt must be"),
+        ({"prompts": ["a"], "sampling_params": [GREEDY, GREEDY]}, "sampling_params must be one for each prompt"),
+        ({"prompts": ["a"], "sampling_params": PoolingParams()}, "sampling_params must be SamplingParams or a list"),
+        ({"prompts": ["a", "b"], "sampling_params": [GREEDY, "x"]}, "sampling_params must be SamplingParams"),
+        ({"prompts": ["a"], "priority": [1, 2]}, "priority must be one for each prompt"),
+        ({"prompts": ["a"], "lora_request": object()}, "lora_request must be None"),
+        ({"prompts": 3}, "prompt must be a string"),
+    ],
+)
+def test_refusals_leave_nothing(toy: LLM, arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(VLLMValidationError, match=named):
+        toy.generate(**arguments, use_tqdm=False)
+    assert not toy.llm_engine.has_unfinished_requests()
+
+
+def test_messages_that_are_none_are_refused(toy: LLM) -> None:
+    with pytest.raises(VLLMValidationError, match="messages must be"):
+        toy.chat("hi")  # type: ignore[arg-type]
+
+
+def test_ctrl_c_leaves_nothing_in_the_engine(toy: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(toy.llm_engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            toy.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert toy.llm_engine.get_num_unfinished_requests() == 0
+    assert len(toy.generate(PROMPTS, GREEDY, use_tqdm=False)) == 4
+
+
+def test_vectors(toy: LLM) -> None:
+    outputs = toy.encode(["a", [1, 2, 3]], [PoolingParams(), PoolingParams(pooling_type="mean")])
+    assert [output.prompt_token_ids for output in outputs] == [[97], [1, 2, 3]]
+    assert all(abs(float((output.outputs.data**2).sum()) - 1) < 1e-5 for output in outputs)
+    with pytest.raises(VLLMValidationError, match="pooling_params must be PoolingParams"):
+        toy.encode(["a"], GREEDY)  # type: ignore[arg-type]
+
+
+def test_calls(toy: LLM) -> None:
+    assert toy.collective_rpc("get_info")[0]["attention_backend"] == "toy"

@@ -1,0 +1,112 @@
+"""The client of one engine core for a program without an event loop: a thread has the loop, a queue brings the bags.
+
+Process: front end; any thread may call, the loop runs in one of its own. Knows: AsyncMPClient, which does all the work there.
+Does not know: sockets or frames.
+Mirrors: vllm/v1/engine/core_client.py (SyncMPClient)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from vllm_lite.config import VllmConfig
+from vllm_lite.exceptions import EngineDeadError
+from vllm_lite.frontend.core_client.async_mp_client import AsyncMPClient
+from vllm_lite.frontend.core_client.client import Bag, Posted, SyncEngineCoreClient
+from vllm_lite.wire.messages import EngineCoreRequest
+
+T = TypeVar("T")
+
+
+class SyncMPClient(SyncEngineCoreClient):
+    """One engine core, started here. The constructor blocks until it is ready and leaves nothing behind where it fails."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        self._client = AsyncMPClient(vllm_config)
+        self.ready = self._client.ready
+        self._thread = _LoopThread(self._client)
+        self._finalizer = weakref.finalize(self, _LoopThread.close, self._thread)
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Why the engine core cannot be reached any more."""
+        return self._client.dead_error
+
+    def get_bag(self) -> Bag:
+        """Wait for the next bag."""
+        bags = self._thread.bags
+        item = bags.get()
+        if isinstance(item, Bag):
+            return item
+        bags.put(item)  # it stands: there will be no bag any more
+        raise EngineDeadError(str(item))
+
+    def add_request(self, request: EngineCoreRequest) -> Posted:
+        """Send a request."""
+        return self._thread.call(self._client.add_request_async, request)
+
+    def abort_requests(
+        self, request_ids: Sequence[str], reason: str = "api", trace_headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Tell the engine core to give requests up; nothing where it is dead."""
+        if self.dead_error is None:
+            self._thread.call(self._client.abort_requests_async, request_ids, reason, trace_headers)
+
+    def call_utility(self, method: str, *args: Any) -> Any:
+        """Call a method of the engine core and wait for its result."""
+        return self._thread.call(self._client.call_utility_async, method, *args)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the engine core and the thread."""
+        if self._finalizer.detach():
+            self._thread.close(timeout)
+
+
+class _LoopThread(threading.Thread):
+    """Runs the client's event loop; `bags` holds what came, and at last the error after which nothing comes."""
+
+    def __init__(self, client: AsyncMPClient) -> None:
+        super().__init__(name="engine-core-client", daemon=True)
+        self.bags: SimpleQueue[Bag | EngineDeadError] = SimpleQueue()
+        self._client = client
+        self._stands: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self.start()
+        self._loop, self._ended = self._stands.result()
+
+    def run(self) -> None:
+        """The thread's body."""
+        asyncio.run(self._serve())
+
+    def call(self, method: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Run an async method of the client on the loop and wait for its result; from another thread."""
+        error = self._client.dead_error
+        if error is not None:
+            raise EngineDeadError(str(error))
+        return asyncio.run_coroutine_threadsafe(method(*args), self._loop).result()
+
+    def close(self, timeout: float | None = None) -> None:
+        """End the engine core, then the loop, which closes the sockets before."""
+        self._client.shutdown(timeout)
+        self._loop.call_soon_threadsafe(self._ended.set)
+        if threading.current_thread() is not self:  # garbage collection may call this anywhere
+            self.join()
+
+    async def _serve(self) -> None:
+        ended = asyncio.Event()
+        self._stands.set_result((asyncio.get_running_loop(), ended))
+        pump = asyncio.create_task(self._pump())
+        await ended.wait()
+        await pump
+
+    async def _pump(self) -> None:
+        try:
+            while True:
+                self.bags.put(await self._client.get_bag_async())
+        except EngineDeadError as error:
+            self.bags.put(error)
