@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -247,8 +249,10 @@ def tokens(scale: Scale, out: Path) -> dict[str, Any]:
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
             continue
-        variants = [(backend, eager) for backend in scale.backends for eager in (False, True)]
-        for backend, eager in variants[:3] if scale.gpu else variants[:1]:
+        variants = [(scale.backends[0], False)]
+        if scale.gpu and name == "llama":
+            variants += [("triton", True), ("torch_sdpa", True)]
+        for backend, eager in variants:
             key = f"{name} {backend} {'eager' if eager else 'default'}"
             try:
                 answers = engine_answers(folder, prompts, scale, attention_backend=backend, enforce_eager=eager)
@@ -327,7 +331,10 @@ def steps(scale: Scale, out: Path) -> dict[str, Any]:
     measure_steps(rows, "graph", scale, out)
     measure_steps(rows, "eager", scale, out, enforce_eager=True)
     ratio = rows[0]["eager_step_us"] / rows[0]["graph_step_us"]
-    return {"rows": rows, "bars": [[f"graphs against eager at batch {rows[0]['batch']}", ratio, 3, ratio >= 3]]}
+    bars = [[f"graphs against eager at batch {rows[0]['batch']}", ratio, 3, ratio >= 3]]
+    if syncs := rows[-1].get("graph_syncs"):
+        bars.append(["waits for the device in a step, at most", max(syncs.values()), 1, max(syncs.values()) <= 1])
+    return {"rows": rows, "bars": bars}
 
 
 def compiled(scale: Scale, out: Path) -> dict[str, Any]:
@@ -375,39 +382,69 @@ def measure_steps(rows: list[dict[str, Any]], name: str, scale: Scale, out: Path
             step_s = seconds(scale, functools.partial(graphs.replay, size))
             row[f"{name}_replay_us"] = step_s * 1e6
         row[f"{name}_share_of_roofline"] = roofline / step_s
+    if scale.gpu:
+        rows[-1][f"{name}_syncs"] = synchronisations(worker, rows[-1]["batch"], scale)
     worker.shutdown()
 
 
 def decode_times(worker: Any, batch: int, scale: Scale) -> tuple[float, float | None]:
-    """Medians of a step's wall and device time for `batch` requests of about `context` tokens. What lies in their part of the
-    cache is whatever it is: a step reads it all the same."""
+    """Medians of a step's wall and device time in seconds, greedy."""
     from vllm_lite import SamplingParams
+
+    walls, devices = [], []
+    step = decode_steps(worker, batch, scale, SamplingParams(temperature=0))
+    for _ in range(scale.steps):
+        started = time.perf_counter()
+        next(step)
+        walls.append(time.perf_counter() - started)
+        devices.append(worker._runner.clock.device_ns())
+    step.close()
+    timed = [device / 1e9 for device in devices if device is not None]
+    return statistics.median(walls), statistics.median(timed) if timed else None
+
+
+def synchronisations(worker: Any, batch: int, scale: Scale) -> dict[str, float]:
+    """How often a step makes the host wait for the device, by torch's own count; the read of the tokens is one."""
+    from vllm_lite import SamplingParams
+
+    options: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "logit_bias": {5: 1.0}}
+    options |= {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1, "seed": 1}
+    found = {}
+    for name, params in (("greedy", SamplingParams(temperature=0)), ("sampled", SamplingParams(**options))):
+        step = decode_steps(worker, batch, scale, params)
+        next(step)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            for _ in range(4):
+                next(step)
+            torch.cuda.set_sync_debug_mode("default")
+        step.close()
+        found[name] = sum("synchronizing" in str(warning.message) for warning in caught) / 4
+    return found
+
+
+def decode_steps(worker: Any, batch: int, scale: Scale, params: Any) -> Iterator[None]:
+    """Steps of `batch` requests of about `context` tokens, one each time it is asked. What lies in their part of the cache is
+    whatever it is: a step reads it all the same."""
     from vllm_lite.wire.step import CachedRequestData, NewRequestData, SchedulerOutput
 
     each = -(-(scale.context + scale.steps + 8) // 16)
-    names = [str(number) for number in range(batch)]
-    params = SamplingParams(temperature=0, max_tokens=scale.steps + 8)
-    prompt = [7] * scale.context
+    names, prompt = [str(number) for number in range(batch)], [7] * scale.context
+    count = len(prompt)
     new = [
-        NewRequestData(
-            name, prompt, len(prompt), params, None, [list(range(1 + n * each, 1 + (n + 1) * each))], len(prompt) - 1
-        )
+        NewRequestData(name, prompt, count, params, None, [list(range(1 + n * each, 1 + (n + 1) * each))], count - 1)
         for n, name in enumerate(names)
     ]
     cached, counts = CachedRequestData(), dict.fromkeys(names, 1)
-    walls, devices = [], []
-    for step in range(scale.steps):
-        plan = SchedulerOutput(step, new, cached, counts, batch, step_trace=TRACEPARENT)
-        started = time.perf_counter()
-        worker.execute_model(plan)
-        worker.sample_tokens()
-        walls.append(time.perf_counter() - started)
-        devices.append(worker._runner.clock.device_ns())
-        computed = scale.context + step
-        new, cached = [], CachedRequestData(names, [None] * batch, [computed] * batch, [step + 1] * batch)
-    worker.execute_model(SchedulerOutput(scale.steps, [], CachedRequestData(), {}, 0, finished_req_ids=names))
-    timed = [device / 1e9 for device in devices if device is not None]
-    return statistics.median(walls), statistics.median(timed) if timed else None
+    try:
+        for step in itertools.count():
+            worker.execute_model(SchedulerOutput(step, new, cached, counts, batch, step_trace=TRACEPARENT))
+            worker.sample_tokens()
+            yield
+            new, cached = [], CachedRequestData(names, [None] * batch, [count + step] * batch, [step + 1] * batch)
+    finally:
+        worker.execute_model(SchedulerOutput(0, [], CachedRequestData(), {}, 0, finished_req_ids=names))
 
 
 def model_folder(scale: Scale, out: Path) -> Path:

@@ -16,6 +16,7 @@ import torch
 from tests.worker.driver import Driver, make_config
 from tests.worker.reference import generate, load_reference
 from vllm_lite.config import VllmConfig
+from vllm_lite.exceptions import UnsupportedModelError
 from vllm_lite.worker.attention.metadata import AttentionMetadata
 from vllm_lite.worker.cuda_graphs import DecodeGraphs, Run, graph_sizes, pad_decodes
 from vllm_lite.worker.input_batch import StepBatch
@@ -109,6 +110,23 @@ def test_compiled_once_for_all_steps(shallow: Path, monkeypatch: pytest.MonkeyPa
     targets = [node.target for node in compiled[0].graph.nodes]
     assert targets.count(torch.ops.vllm_lite.paged_attention) == runner._model.config.num_hidden_layers
     assert capture.replays == [2, 4, 2, 2, 2]
+
+
+def test_a_model_that_cannot_be_compiled_is_refused(shallow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: torch.Tensor) -> None:
+        raise torch._dynamo.exc.Unsupported("Data-dependent branching\n  and a long explanation")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: fail)
+    with pytest.raises(UnsupportedModelError, match=r"compiled \(Data-dependent branching\): leave --compile away"):
+        Driver(triton_config(shallow, compile=True), num_blocks=40)
+
+
+def test_a_model_that_cannot_be_captured_is_refused() -> None:
+    def fail(run: Run) -> tuple[Callable[[], object], torch.Tensor]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(UnsupportedModelError, match=r"step of 2 requests .* \(operation not .*\): give --enforce-eager"):
+        DecodeGraphs([1, 2]).capture(4, lambda step, rows: (), torch.zeros, fail)
 
 
 @pytest.mark.parametrize(

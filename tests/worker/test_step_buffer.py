@@ -49,3 +49,33 @@ def test_upload_makes_a_tensor_of_its_own() -> None:
     array = np.array([True, False])
     assert upload(array, CPU).tolist() == [True, False]
     assert upload(np.array([1.5], np.float32), CPU).dtype == torch.float32
+
+
+def test_on_a_gpu_a_staging_is_written_only_after_its_last_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU's path on the CPU: allocations land here, events note what is asked of them."""
+    log: list[str] = []
+
+    class Event:
+        number = 0
+
+        def __init__(self) -> None:
+            self.name = f"event {Event.number}"
+            Event.number += 1
+
+        def synchronize(self) -> None:
+            log.append(f"wait for {self.name}")
+
+        def record(self) -> None:
+            log.append(f"record {self.name}")
+
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda size, **options: zeros(size, dtype=options["dtype"]))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    buffer = StepBuffer(8, torch.int64, torch.device("cuda"))
+    stagings = buffer._stagings
+    assert len({buffer.tensor.data_ptr(), *(staging.data_ptr() for staging in stagings)}) == 3
+    for step in range(1, 4):
+        assert buffer.views(np.array([step, step]))[0].tolist() == [step, step]
+    assert [staging[0].item() for staging in stagings] == [2, 3]
+    waits = ["wait for event 1", "record event 1", "wait for event 0", "record event 0"]
+    assert log == [*waits, *waits[:2]]

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from vllm_lite.exceptions import UnsupportedModelError
 from vllm_lite.worker.attention.metadata import AttentionMetadata
 from vllm_lite.worker.input_batch import StepBatch
 
@@ -65,11 +66,16 @@ class DecodeGraphs:
         """Capture steps of padding alone, the largest first, so that the smaller find room in its memory.
 
         `prepare` takes a step and the rows whose logits are wanted, and puts both where the device finds them; what it returns
-        goes to `forward`, which returns logits [rows, V].
+        goes to `forward`, which returns logits [rows, V]. Raises UnsupportedModelError for a model that cannot be captured.
         """
         for size in reversed(self.sizes):
             inputs = prepare(pad_decodes(_empty_step(block_size), size), np.arange(size))
-            self._graphs[size] = capture(partial(forward, *inputs))
+            try:
+                self._graphs[size] = capture(partial(forward, *inputs))
+            except RuntimeError as error:
+                raise UnsupportedModelError(
+                    f"a decode step of {size} requests cannot be captured as a CUDA graph ({error}): give --enforce-eager"
+                ) from error
 
     def fitting(self, num_decodes: int) -> int | None:
         """The smallest captured size that holds so many; None where there is none."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from vllm_lite.config import VllmConfig
+from vllm_lite.exceptions import UnsupportedModelError
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.tracing.recorder import now_ns
 from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
@@ -136,10 +137,17 @@ class ModelRunner:
         logits.float().softmax(-1).cumsum(-1, dtype=torch.float64)  # what sampling takes at most
 
     def warm_up(self) -> None:
-        """One small request, so that the first real one does not pay for what libraries set up once."""
+        """One small request, so that the first real one does not pay for what libraries set up once.
+
+        Raises UnsupportedModelError where the model was to be compiled and cannot be.
+        """
         params, count = SamplingParams(temperature=0.0, seed=0), min(self._block_size, 8)
         request = NewRequestData("warm-up", [0] * count, count, params, None, [[1]], 0)
-        self.execute_model(SchedulerOutput(0, [request], CachedRequestData(), {"warm-up": count}, count))
+        try:
+            self.execute_model(SchedulerOutput(0, [request], CachedRequestData(), {"warm-up": count}, count))
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise UnsupportedModelError(f"the model cannot be compiled ({reason}): leave --compile away") from error
         self.sample_tokens()
         self.execute_model(SchedulerOutput(0, [], CachedRequestData(), {}, 0, finished_req_ids=["warm-up"]))
 

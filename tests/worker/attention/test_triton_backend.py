@@ -6,6 +6,8 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from benchmarks.attention_cases import BOUNDS, CASES, Case, error, reference, set_scene, triton_backend
 from vllm_lite.worker.attention.metadata import AttentionMetadata
@@ -16,6 +18,29 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_it_agrees_with_the_reference(case: Case) -> None:
+    assert error(case, CPU) < BOUNDS[case.dtype]
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    chunks=st.lists(st.tuples(st.integers(2, 40), st.integers(0, 100)), max_size=2),
+    decodes=st.lists(st.integers(0, 150), max_size=3),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 2), (5, 1)]),
+    window=st.sampled_from([None, 1, 17, 200]),
+    block_size=st.sampled_from([2, 7, 16, 64]),
+    features=st.tuples(st.sampled_from([None, 1.5]), st.booleans()),
+)
+def test_it_agrees_on_any_batch(
+    chunks: list[tuple[int, int]],
+    decodes: list[int],
+    heads: tuple[int, int],
+    window: int | None,
+    block_size: int,
+    features: tuple[float | None, bool],
+) -> None:
+    batch = (*((1, before) for before in decodes), *chunks) or ((3, 0),)
+    softcap, sinks = features
+    case = Case("any", batch, heads, window=window, softcap=softcap, sinks=sinks, block_size=block_size)
     assert error(case, CPU) < BOUNDS[case.dtype]
 
 
