@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from vllm_lite.config.tiny_model import write_tiny_model
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads, here and in every child
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is first imported; there is no other way without a GPU
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so would every child
 
 
 @pytest.fixture(scope="session", autouse=True)
