@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -14,13 +15,14 @@ import pytest
 from tests.frontend.helpers import FINAL_ONLY, stop, toy_args
 from vllm_lite import AsyncLLM, SamplingParams
 from vllm_lite.exceptions import EngineDeadError, VLLMValidationError
+from vllm_lite.outputs import RequestOutput
 from vllm_lite.tracing.control_page import ControlPage
 from vllm_lite.wire.stats import SchedulerStats
 
 
 @pytest.fixture
 async def llm(tiny_model_path: Path) -> AsyncIterator[AsyncLLM]:
-    made = AsyncLLM.from_engine_args(toy_args(tiny_model_path))
+    made = AsyncLLM.from_engine_args(toy_args(tiny_model_path, step_time=0.001))
     yield made
     made.shutdown()
 
@@ -92,29 +94,124 @@ async def test_stats_are_logged_where_wanted(llm: AsyncLLM, caplog: pytest.LogCa
     assert [record.getMessage() for record in caplog.records] == ["running 3 requests, waiting 2, KV cache used 12.5 %"]
 
 
-@pytest.mark.parametrize(
-    ("name", "args"),
-    [
-        ("start_profile", ()),
-        ("stop_profile", ()),
-        ("notify_kv_transfer_request_rejected", ("r", {})),
-        ("sleep", ()),
-        ("wake_up", ()),
-        ("release_kv_cache_memory", ()),
-        ("pause_generation", ()),
-        ("resume_generation", ()),
-        ("add_lora", (object(),)),
-    ],
-)
-async def test_what_is_not_here_says_so(llm: AsyncLLM, name: str, args: tuple[Any, ...]) -> None:
-    with pytest.raises(NotImplementedError, match=r"\w+ \w+ \w+"):
-        await getattr(llm, name)(*args)
+async def test_what_is_not_served_says_so(llm: AsyncLLM) -> None:
+    for call in (llm.notify_kv_transfer_request_rejected("r", {}), llm.add_lora(object())):
+        with pytest.raises(NotImplementedError, match=r"\w+ \w+ \w+"):
+            await call
 
 
 async def test_what_has_nothing_to_do_succeeds(llm: AsyncLLM) -> None:
     await llm.reset_mm_cache()
     await llm.reset_encoder_cache()
     assert (await llm.is_sleeping(), await llm.is_paused()) == (False, False)
+
+
+# ---- pauses ----------------------------------------------------------------------------------------------------------------
+
+
+def answering(llm: AsyncLLM, name: str = "r", count: int = 30) -> asyncio.Task[RequestOutput]:
+    params = SamplingParams(max_tokens=count, ignore_eos=True, temperature=0, output_kind=FINAL_ONLY)
+
+    async def last() -> RequestOutput:
+        (output,) = [output async for output in llm.generate([1, 2, 3], params, name)]
+        return output
+
+    return asyncio.create_task(last())
+
+
+async def has_begun(llm: AsyncLLM) -> None:
+    while not any(not state.is_prefilling for state in llm.output_processor.request_states.values()):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def test_a_pause_that_aborts(llm: AsyncLLM) -> None:
+    task = answering(llm, count=400)
+    await has_begun(llm)
+    await llm.pause_generation()
+    assert (await task).outputs[0].finish_reason == "abort"
+    assert (await llm.is_paused(), await llm.is_sleeping()) == (True, True)
+    waiting = answering(llm, "later")
+    await llm.check_health()
+    assert not waiting.done()
+    await llm.resume_generation()
+    assert (await waiting).outputs[0].finish_reason == "length"
+    assert await llm.is_paused() is False
+
+
+@pytest.mark.parametrize("clear_cache", [False, True])
+async def test_a_pause_that_keeps_goes_on_with_the_same_tokens(llm: AsyncLLM, clear_cache: bool) -> None:
+    expected = (await answering(llm)).outputs[0].token_ids
+    task = answering(llm, "kept")
+    await has_begun(llm)
+    await llm.pause_generation(mode="keep", clear_cache=clear_cache)
+    await llm.check_health()
+    assert not task.done()
+    await llm.resume_generation()
+    assert (await task).outputs[0].token_ids == expected
+
+
+async def test_a_pause_that_waits_lets_the_begun_end(llm: AsyncLLM) -> None:
+    task = answering(llm, "begun")
+    await has_begun(llm)
+    await llm.pause_generation(mode="wait")
+    assert (await task).outputs[0].finish_reason == "length"
+    await llm.resume_generation()
+
+
+async def test_sleep_and_wake_up(llm: AsyncLLM) -> None:
+    expected = (await answering(llm)).outputs[0].token_ids
+    await llm.sleep(level=1)
+    assert await llm.is_sleeping() is True
+    with pytest.raises(RuntimeError, match="wake_up"):
+        await llm.resume_generation()
+    assert await llm.wake_up(["weights"]) is False
+    assert await llm.wake_up() is True
+    assert await llm.is_sleeping() is False
+    assert (await answering(llm)).outputs[0].token_ids == expected
+
+
+async def test_the_kv_cache_of_a_paused_engine_can_be_released(llm: AsyncLLM) -> None:
+    with pytest.raises(RuntimeError, match="once the engine is paused"):
+        await llm.release_kv_cache_memory()
+    await llm.pause_generation()
+    await llm.release_kv_cache_memory()
+    assert await llm.wake_up(["kv_cache"]) is True
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda llm: llm.pause_generation(mode="stop"), "mode"),
+        (lambda llm: llm.pause_generation(clear_cache=1), "clear_cache"),
+        (lambda llm: llm.sleep(3), "level"),
+        (lambda llm: llm.sleep(1, mode="stop"), "mode"),
+        (lambda llm: llm.start_profile(delay_iterations=1), "delay_iterations"),
+        (lambda llm: llm.start_profile(max_iterations=1), "max_iterations"),
+    ],
+)
+async def test_bad_arguments_are_refused_by_name(llm: AsyncLLM, call: Any, field: str) -> None:
+    with pytest.raises(VLLMValidationError) as caught:
+        await call(llm)
+    assert caught.value.parameter == field
+
+
+async def test_case_17_a_pause_that_still_waits_fails_when_the_engine_dies(llm: AsyncLLM) -> None:
+    task = answering(llm, count=400)
+    await has_begun(llm)
+    pausing = asyncio.create_task(llm.pause_generation(mode="wait"))
+    await llm.check_health()
+    os.kill(llm.engine_core.ready[0].pid, signal.SIGKILL)
+    for waiting in (pausing, task):
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            await asyncio.wait_for(waiting, 5)
+
+
+async def test_profiles_reach_the_workers(llm: AsyncLLM) -> None:
+    """The toy executor has none to give, and says so."""
+    with pytest.raises(RuntimeError, match="profile"):
+        await llm.start_profile("mine")
+    with pytest.raises(RuntimeError, match="profile"):
+        await llm.stop_profile()
 
 
 async def test_without_a_tokenizer(tiny_model_path: Path) -> None:

@@ -1,15 +1,16 @@
-"""All that a server asks of an engine besides generating: health, figures, caches, workers.
+"""All that a server asks of an engine besides generating: health, figures, pauses, memory, caches, workers.
 
-Process: front end. Knows: which method of the engine core answers a call. Does not know: requests.
-What this release does not have raises NotImplementedError with a sentence; nothing pretends.
+Process: front end. Knows: which method of the engine cores answers a call. Does not know: requests.
+What is not served raises NotImplementedError with a sentence; nothing pretends.
 Mirrors: vllm/v1/engine/async_llm.py (its control methods)
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, get_args
 
+from vllm_lite.config.checks import check_bool, check_choice, check_int, refuse
 from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.core_client import EngineCoreClient
 from vllm_lite.frontend.output_handler import OutputHandler
@@ -92,12 +93,15 @@ class EngineControl(EngineClient):
     async def start_profile(
         self, profile_prefix: str | None = None, *, delay_iterations: int | None = None, max_iterations: int | None = None
     ) -> None:
-        """Not in this release."""
-        raise NotImplementedError("profiling is not in this release; tracing at level 3 shows each step's time")
+        """Let every worker write down what it does, until `stop_profile`. RuntimeError where a worker cannot."""
+        for name, value in (("delay_iterations", delay_iterations), ("max_iterations", max_iterations)):
+            if value is not None:
+                raise refuse(name, value, "None: a profile goes from start_profile() to stop_profile()")
+        await self.engine_core.call_utility_all_async("profile", True, profile_prefix)
 
     async def stop_profile(self) -> None:
-        """Not in this release."""
-        raise NotImplementedError("profiling is not in this release")
+        """End the profiles; the workers' log says which files hold them."""
+        await self.engine_core.call_utility_all_async("profile", False)
 
     # ---- caches and workers ------------------------------------------------------------------------------------------------
 
@@ -105,7 +109,7 @@ class EngineControl(EngineClient):
         """Forget all cached prefixes; False where requests still hold blocks and may not be computed again."""
         if reset_connector:
             raise NotImplementedError("there is no KV connector whose cache could be reset")
-        return bool(await self.engine_core.call_utility_async("reset_prefix_cache", reset_running_requests))
+        return all(await self.engine_core.call_utility_all_async("reset_prefix_cache", reset_running_requests))
 
     async def reset_mm_cache(self) -> None:
         """Nothing to do: multimodal prompts are not served, so none is cached."""
@@ -121,44 +125,54 @@ class EngineControl(EngineClient):
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         """Call `method` of every worker; their results in rank order. RuntimeError with the core's words where it failed."""
-        results: list[Any] = await self.engine_core.call_utility_async("collective_rpc", method, timeout, args, kwargs or {})
-        return results
+        answers = await self.engine_core.call_utility_all_async("collective_rpc", method, timeout, args, kwargs or {})
+        return [result for answer in answers for result in answer]
 
-    # ---- not in this release -----------------------------------------------------------------------------------------------
+    # ---- pauses and memory -------------------------------------------------------------------------------------------------
+
+    async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """Let no new request start; comes back when no step runs any more. New requests are taken in and wait.
+
+        Those in flight: "abort" gives them up, "wait" lets those that have begun end first, "keep" freezes them until
+        `resume_generation`. `clear_cache` forgets cached prefixes, so that frozen requests are computed again.
+        """
+        check_choice("mode", mode, get_args(PauseMode))
+        check_bool("clear_cache", clear_cache)
+        await self.engine_core.call_utility_all_async("pause_scheduler", mode, clear_cache)
+
+    async def resume_generation(self) -> None:
+        """End a pause; what waits goes on. RuntimeError while the engine sleeps."""
+        await self.engine_core.call_utility_all_async("resume_scheduler")
+
+    async def is_paused(self) -> bool:
+        """Whether a pause is on. RuntimeError where engine cores disagree."""
+        return bool(await self.engine_core.call_utility_consensus_async("is_scheduler_paused"))
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Pause, and free memory: 1 keeps the weights in host memory, 2 drops them, both free the KV cache; 0 only pauses."""
+        check_int("level", level, 0, 2)
+        check_choice("mode", mode, get_args(PauseMode))
+        await self.engine_core.call_utility_all_async("sleep", level, mode)
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Take memory back: "weights", "kv_cache", or both; True, and the engine goes on, where nothing sleeps any more."""
+        return all(await self.engine_core.call_utility_all_async("wake_up", tags))
+
+    async def is_sleeping(self) -> bool:
+        """Whether the engine is paused or any part of it sleeps. RuntimeError where engine cores disagree."""
+        return bool(await self.engine_core.call_utility_consensus_async("is_sleeping"))
+
+    async def release_kv_cache_memory(self) -> None:
+        """Free the KV cache of a paused engine without requests, until `wake_up`. RuntimeError in any other state."""
+        await self.engine_core.call_utility_all_async("release_kv_cache_memory")
+
+    # ---- not served --------------------------------------------------------------------------------------------------------
 
     async def notify_kv_transfer_request_rejected(
         self, request_id: str, kv_transfer_params: dict[str, Any], *, data_parallel_rank: int | None = None
     ) -> None:
         """Not served."""
         raise NotImplementedError("KV caches are not transferred between engines")
-
-    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Not in this release."""
-        raise NotImplementedError("sleep() is not in this release: an engine keeps its memory until it is shut down")
-
-    async def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Not in this release."""
-        raise NotImplementedError("wake_up() is not in this release: engines do not sleep")
-
-    async def is_sleeping(self) -> bool:
-        """Never, in this release."""
-        return False
-
-    async def release_kv_cache_memory(self) -> None:
-        """Not in this release."""
-        raise NotImplementedError("release_kv_cache_memory() is not in this release: an engine keeps its memory")
-
-    async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
-        """Not in this release."""
-        raise NotImplementedError("pause_generation() is not in this release; abort() gives requests up one by one")
-
-    async def resume_generation(self) -> None:
-        """Not in this release."""
-        raise NotImplementedError("resume_generation() is not in this release: engines do not pause")
-
-    async def is_paused(self) -> bool:
-        """Never, in this release."""
-        return False
 
     async def add_lora(self, lora_request: object) -> bool:
         """Not served."""

@@ -62,7 +62,7 @@ def test_a_call_that_would_wait_for_steps_fails(client: InprocClient, monkeypatc
 
 def test_a_failed_step_is_the_end(client: InprocClient, monkeypatch: pytest.MonkeyPatch) -> None:
     client.add_request(request("a"))
-    monkeypatch.setattr(client._core, "step", lambda: 1 / 0)
+    monkeypatch.setattr(client._core.scheduler, "schedule", lambda: 1 / 0)
     with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
         client.get_bag()
     with pytest.raises(EngineDeadError, match="ZeroDivisionError"):

@@ -68,7 +68,21 @@ class EngineCoreClient(ABC):
 
     @abstractmethod
     async def call_utility_async(self, method: str, *args: Any) -> Any:
-        """Call a method of the engine core and wait for its result. RuntimeError with the core's words where it failed."""
+        """Call a method of the engine core and wait for its result; RuntimeError with the core's words where it failed.
+
+        Of several engine cores each is called, and the first one's result counts.
+        """
+
+    async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of every engine core at once; their results by index. Raises the first failure."""
+        return [await self.call_utility_async(method, *args)]
+
+    async def call_utility_consensus_async(self, method: str, *args: Any) -> Any:
+        """The same for a question to which all must have one answer; RuntimeError where they have not."""
+        results = await self.call_utility_all_async(method, *args)
+        if any(result != results[0] for result in results):
+            raise RuntimeError(f"the engine cores disagree about {method}: {results}")
+        return results[0]
 
     @abstractmethod
     async def ping_async(self, seconds: float) -> None:

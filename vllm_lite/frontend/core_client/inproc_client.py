@@ -46,7 +46,8 @@ class InprocClient(SyncEngineCoreClient):
         """Run a step. What makes it fail is the engine core's end."""
         self._check_alive()
         try:
-            bags, _ = self._core.step()
+            bags, _ = self._core.step_fn()
+            self._core.run_idle_actions()
         except Exception as error:
             logger.exception("the engine core failed")
             self._end(EngineDeadError(f"the engine core in this process failed: {type(error).__name__}: {error}"))
