@@ -155,16 +155,16 @@ def close(req: int = 1, t: int = 100, outcome: str = "finished", **fields: Any) 
     return rec.Close(req=req, t=t, outcome=outcome, **(defaults | fields))
 
 
-def assemble(*pairs: tuple[Process, rec.Record], keep: int | None = None) -> Assembler:
-    assembler = Assembler(keep)
+def assemble(*pairs: tuple[Process, rec.Record]) -> Assembler:
+    assembler = Assembler()
     for process, record in pairs:
         assembler.feed(process, record)
     return assembler
 
 
-def request(*pairs: tuple[Process, rec.Record], keep: int | None = None) -> RequestJourney:
+def request(*pairs: tuple[Process, rec.Record]) -> RequestJourney:
     """The one request of these records."""
-    [only] = assemble(*pairs, keep=keep).requests.values()
+    [only] = assemble(*pairs).requests.values()
     return only
 
 
@@ -185,7 +185,7 @@ def run(*pairs: tuple[Process, rec.Record]) -> Run:
         list(assembler.requests.values()),
         list(assembler.steps.values()),
         assembler.bags,
-        [stay for stay in assembler.stays.values() if stay.request is None],
+        assembler.strays,
         assembler.phases,
         assembler.deaths,
         assembler.dropped,

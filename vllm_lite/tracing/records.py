@@ -312,23 +312,7 @@ class Bye(Record, tag=63):
 
 
 AnyRecord = (
-    Accept
-    | Tokenise
-    | Post
-    | Sort
-    | Takes
-    | Abort
-    | Close
-    | Receive
-    | ReceiveAbort
-    | Schedule
-    | Execute
-    | Update
-    | Send
-    | Leave
-    | Work
-    | Phase
-    | EngineDead
-    | Dropped
-    | Bye
-)
+    Accept | Tokenise | Post | Sort | Takes | Abort | Close
+    | Receive | ReceiveAbort | Schedule | Execute | Update | Send | Leave | Work
+    | Phase | EngineDead | Dropped | Bye
+)  # fmt: skip

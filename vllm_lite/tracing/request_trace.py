@@ -8,10 +8,12 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from vllm_lite.tracing.context import SpanContext, child_headers
 
 
+@dataclass(slots=True, eq=False)
 class RequestTrace:
     """One for each sampled request, n > 1 included: its samples share it, as they share the mailbox.
 
@@ -20,46 +22,24 @@ class RequestTrace:
     close or was replaced by an error. Letters kept back (FINAL_ONLY, stream_interval, n > 1) are no puts.
     """
 
-    __slots__ = (
-        "closed",
-        "error_message",
-        "finish_reasons",
-        "in_slot",
-        "kept_back",
-        "left",
-        "level",
-        "num_cached_tokens",
-        "num_output_tokens",
-        "num_prompt_tokens",
-        "puts",
-        "req",
-        "span_id",
-        "staples",
-        "stop_reason",
-        "t_first_token",
-        "takes",
-        "trace_id",
-    )
-
-    def __init__(self, req: int, trace_id: str, span_id: str, level: int) -> None:
-        self.req = req
-        self.trace_id = trace_id
-        self.span_id = span_id  # the request's root span
-        self.level = level
-        self.puts = 0
-        self.staples = 0
-        self.takes = 0
-        self.left = 0
-        self.kept_back = 0
-        self.num_prompt_tokens = 0
-        self.num_output_tokens = 0  # of all samples, as the caller gets them (cut at a stop string)
-        self.num_cached_tokens = 0
-        self.t_first_token: int | None = None  # monotonic ns
-        self.in_slot = False  # a letter lies in the mailbox
-        self.finish_reasons: list[str] = []  # one for each sample that has ended
-        self.stop_reason: str | int | None = None
-        self.error_message: str | None = None  # why a sample ended with reason "error"
-        self.closed = False  # set by whoever writes the Close record, so that there is exactly one
+    req: int
+    trace_id: str
+    span_id: str  # the request's root span
+    level: int
+    puts: int = 0
+    staples: int = 0
+    takes: int = 0
+    left: int = 0
+    kept_back: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0  # of all samples, as the caller gets them (cut at a stop string)
+    num_cached_tokens: int = 0
+    t_first_token: int | None = None  # monotonic ns
+    in_slot: bool = False  # a letter lies in the mailbox
+    finish_reasons: list[str] = field(default_factory=list)  # one for each sample that has ended
+    stop_reason: str | int | None = None
+    error_message: str | None = None  # why a sample ended with reason "error"
+    closed: bool = False  # set by whoever writes the Close record, so that there is exactly one
 
     def traceparent(self, span_id: str) -> str:
         """The header that makes `span_id`, a span of this request, the receiver's parent."""

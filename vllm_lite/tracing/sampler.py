@@ -15,18 +15,10 @@ from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing.context import SpanContext, new_trace_id, parent_of
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
     from opentelemetry.sdk.trace.sampling import Sampler as SdkSampler
 
 DEFAULT = "parentbased_always_on"
-KNOWN = (
-    DEFAULT,
-    "parentbased_always_off",
-    "parentbased_traceidratio",
-    "always_on",
-    "always_off",
-    "traceidratio",
-)
+KNOWN = (DEFAULT, "parentbased_always_off", "parentbased_traceidratio", "always_on", "always_off", "traceidratio")
 
 
 class Decision(NamedTuple):
@@ -52,14 +44,13 @@ class Sampler:
         """Whether the request that these headers came with is recorded, and in which trace. `name` is its span's."""
         parent = parent_of(trace_headers)
         trace_id = parent.trace_id if parent else new_trace_id()
-        parent_span_id = parent.span_id if parent else None
         if self.disabled:
             sampled = False
         elif self._sdk is None:
             sampled = parent is None or parent.sampled
         else:
             sampled = _ask(self._sdk, parent, trace_id, name)
-        return Decision(trace_id, parent_span_id, sampled)
+        return Decision(trace_id, parent.span_id if parent else None, sampled)
 
 
 def _sdk_sampler(env: Mapping[str, str]) -> SdkSampler | None:
@@ -73,14 +64,12 @@ def _sdk_sampler(env: Mapping[str, str]) -> SdkSampler | None:
         )
     from opentelemetry.sdk.trace import sampling
 
+    root: SdkSampler
     if name.endswith("traceidratio"):
-        ratio = _ratio(env.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or "1.0")
-        return sampling.ParentBasedTraceIdRatio(ratio) if name.startswith("parent") else sampling.TraceIdRatioBased(ratio)
-    return {
-        "parentbased_always_off": sampling.DEFAULT_OFF,
-        "always_on": sampling.ALWAYS_ON,
-        "always_off": sampling.ALWAYS_OFF,
-    }[name]
+        root = sampling.TraceIdRatioBased(_ratio(env.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or "1.0"))
+    else:
+        root = sampling.ALWAYS_ON if name.endswith("on") else sampling.ALWAYS_OFF
+    return sampling.ParentBased(root) if name.startswith("parentbased") else root
 
 
 def _ratio(text: str) -> float:
@@ -96,20 +85,15 @@ def _ratio(text: str) -> float:
 
 
 def _ask(sampler: SdkSampler, parent: SpanContext | None, trace_id: str, name: str) -> bool:
-    from opentelemetry.sdk.trace import sampling
-    from opentelemetry.trace import SpanKind
-
-    result = sampler.should_sample(_context(parent), int(trace_id, 16), name, SpanKind.SERVER)
-    return result.decision is sampling.Decision.RECORD_AND_SAMPLE
-
-
-def _context(parent: SpanContext | None) -> Context:
-    """The caller's span as the SDK wants to see it; an empty context without one, never the current one."""
+    """The SDK's verdict. It sees the caller's span as the parent, or an empty context, never the current one."""
     from opentelemetry import trace
     from opentelemetry.context import Context
+    from opentelemetry.sdk.trace.sampling import Decision as Decided
 
-    if parent is None:
-        return Context()
-    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if parent.sampled else trace.TraceFlags.DEFAULT)
-    span = trace.SpanContext(int(parent.trace_id, 16), int(parent.span_id, 16), is_remote=True, trace_flags=flags)
-    return trace.set_span_in_context(trace.NonRecordingSpan(span), Context())
+    context = Context()
+    if parent is not None:
+        flags = trace.TraceFlags(int(parent.sampled))
+        caller = trace.SpanContext(int(parent.trace_id, 16), int(parent.span_id, 16), is_remote=True, trace_flags=flags)
+        context = trace.set_span_in_context(trace.NonRecordingSpan(caller), context)
+    result = sampler.should_sample(context, int(trace_id, 16), name, trace.SpanKind.SERVER)
+    return result.decision is Decided.RECORD_AND_SAMPLE

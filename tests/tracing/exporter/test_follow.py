@@ -8,7 +8,7 @@ import pytest
 from tests.tracing import make
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.canned import write_canned_run
-from vllm_lite.tracing.exporter.follow import PATIENCE_S, SETTLE_S, Follower
+from vllm_lite.tracing.exporter.follow import PATIENCE_S, SETTLE_S, Follower, Tidy
 from vllm_lite.tracing.journey import load_run
 from vllm_lite.tracing.recorder import Recorder
 from vllm_lite.tracing.spans import Span, run_spans
@@ -156,3 +156,37 @@ def test_a_stream_of_an_hour_costs_no_more_than_one_of_a_minute(writers: Writers
 
     assert hour(0, 1200) == hour(1200, 3000) == (2000, 1000, 0)
     writers.close()
+
+
+ALL = float("inf")
+
+
+def spools(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in run_dir.glob("*.vlt"))
+
+
+def test_a_finished_segment_goes_once_nothing_that_began_in_it_is_open(run_dir: Path) -> None:
+    for name in ("a-1-x.vlt", "a-1-x.1.vlt", "b-1-x.vlt"):
+        (run_dir / name).touch()
+    tidy = Tidy(run_dir)
+    assert [path.name for path in tidy.finished()] == ["a-1-x.vlt"]
+    tidy.after_poll(tidy.finished(), poll=3, oldest=2, done_until=ALL)
+    tidy.after_poll(tidy.finished(), poll=4, oldest=3, done_until=ALL)
+    assert spools(run_dir) == ["a-1-x.1.vlt", "a-1-x.vlt", "b-1-x.vlt"]
+    tidy.after_poll(tidy.finished(), poll=5, oldest=4, done_until=3)
+    assert "a-1-x.vlt" in spools(run_dir)
+    tidy.after_poll(tidy.finished(), poll=6, oldest=4, done_until=5)
+    assert spools(run_dir) == ["a-1-x.1.vlt", "b-1-x.vlt"]
+
+
+def test_a_run_that_is_over_goes_altogether(run_dir: Path) -> None:
+    (run_dir / "a-1-x.vlt").touch()
+    Tidy(run_dir).remove_all()
+    assert not run_dir.exists()
+
+
+def test_other_peoples_files_stay(run_dir: Path) -> None:
+    (run_dir / "a-1-x.vlt").touch()
+    (run_dir / "client.jsonl").touch()
+    Tidy(run_dir).remove_all()
+    assert sorted(path.name for path in run_dir.iterdir()) == ["client.jsonl", "control"]

@@ -1,104 +1,104 @@
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.trace import SpanKind, StatusCode
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.tracing import make
-from tests.tracing.receiver import GRPC, HTTP, Received, attributes, receiver
-from vllm_lite.tracing.exporter.otlp import Converter, make_exporter
-from vllm_lite.tracing.exporter.settings import read_settings
+from tests.tracing.official import official_request
+from tests.tracing.receiver import attributes
+from vllm_lite.tracing.exporter.otlp import Encoder
 from vllm_lite.tracing.journey import Run
 from vllm_lite.tracing.spans import Event, Kind, Link, Span, run_spans
 
-SPAN = Span(
-    make.core(),
-    "a" * 32,
-    "b" * 16,
-    "c" * 16,
-    "x",
-    Kind.CONSUMER,
-    100,
-    200,
-    attributes={"text": "t", "list": ["a"]},
-    events=[Event("e", 150, {"n": 1})],
-    links=[Link("d" * 32, "e" * 16, {"k": 2})],
-    error="it broke",
-    tracestate="vendor=1",
-    remote_parent=True,
-    dropped_attributes=1,
-    dropped_events=2,
-    dropped_links=3,
+CORE = make.core()
+
+
+def encoded(spans: list[Span], environ: dict[str, str] | None = None) -> ExportTraceServiceRequest:
+    return ExportTraceServiceRequest.FromString(Encoder(environ or {}).request(spans))
+
+
+def assert_same(spans: list[Span]) -> None:
+    """Both requests, resource for resource: the SDK sorts by resource too, in the order in which they first come."""
+    ours, theirs = encoded(spans), official_request(spans, {})
+    assert len(ours.resource_spans) == len(theirs.resource_spans)
+    for own, official in zip(ours.resource_spans, theirs.resource_spans, strict=True):
+        assert own == official
+
+
+@pytest.mark.parametrize("name", ["canned", "dead"])
+def test_it_says_what_the_official_encoder_says(request: pytest.FixtureRequest, name: str) -> None:
+    run: Run = request.getfixturevalue(name)
+    spans = list(run_spans(run))
+    assert_same(spans)
+    random.Random(0).shuffle(spans)
+    assert_same(spans)
+
+
+VALUES = st.one_of(
+    st.text(max_size=200),
+    st.booleans(),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.floats(allow_nan=False),
+    st.lists(st.text(max_size=5), min_size=1, max_size=3),
+    st.lists(st.integers(0, 9), min_size=1, max_size=3),
+)
+ATTRIBUTES = st.dictionaries(st.text(min_size=1, max_size=20), VALUES, max_size=4)
+TIMES = st.integers(0, (1 << 64) - 1)
+SPANS = st.builds(
+    Span,
+    process=st.just(CORE),
+    trace_id=st.just("a" * 32),
+    span_id=st.integers(1, (1 << 64) - 1).map(lambda n: f"{n:016x}"),
+    parent_span_id=st.none() | st.just("c" * 16),
+    name=st.text(min_size=1, max_size=300),
+    kind=st.sampled_from(Kind),
+    start=TIMES,
+    end=TIMES,
+    attributes=ATTRIBUTES,
+    events=st.lists(st.builds(Event, st.text(max_size=200), TIMES, ATTRIBUTES), max_size=3),
+    links=st.lists(st.builds(Link, st.just("d" * 32), st.just("e" * 16), ATTRIBUTES), max_size=3),
+    error=st.none() | st.text(max_size=5),
+    tracestate=st.none() | st.just("vendor=1,other=2"),
+    remote_parent=st.booleans(),
+    dropped_attributes=st.integers(0, 3),
+    dropped_events=st.integers(0, 3),
+    dropped_links=st.integers(0, 3),
 )
 
 
-def test_a_span_becomes_what_the_sdk_knows() -> None:
-    span = Converter({"OTEL_SERVICE_NAME": "me"}).convert(SPAN)
-    context, parent = span.get_span_context(), span.parent
-    assert context is not None
-    assert parent is not None
-    assert (f"{context.trace_id:032x}", f"{context.span_id:016x}", context.trace_state.to_header()) == (
-        "a" * 32,
-        "b" * 16,
-        "vendor=1",
-    )
-    assert (f"{parent.span_id:016x}", parent.is_remote) == ("c" * 16, True)
-    assert (span.name, span.kind, span.start_time, span.end_time) == ("x", SpanKind.CONSUMER, 100, 200)
-    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "it broke")
-    assert (span.dropped_attributes, span.dropped_events, span.dropped_links) == (1, 2, 3)
-    assert [(event.name, event.timestamp) for event in span.events] == [("e", 150)]
-    assert span.resource.attributes["service.name"] == "me.engine-core"
-    assert span.resource.attributes["telemetry.sdk.language"] == "python"
+@given(st.lists(SPANS, max_size=3))
+def test_so_it_does_for_whatever_a_span_may_hold(spans: list[Span]) -> None:
+    assert_same(spans)
+
+
+def test_equal_numbers_of_different_types_stay_what_they_are() -> None:
+    given_values: list[dict[str, Any]] = [{"k": 1}, {"k": True}, {"k": 1.0}, {"k": 0}, {"k": False}, {"k": 0.0}]
+    spans = [Span(CORE, "a" * 32, f"{n:016x}", None, "x", Kind.CLIENT, 0, 1, values) for n, values in enumerate(given_values)]
+    got = [attributes(span)["k"] for span in encoded(spans).resource_spans[0].scope_spans[0].spans]
+    assert [(type(value), value) for value in got] == [(type(v["k"]), v["k"]) for v in given_values]
+
+
+def test_a_link_is_encoded_once_for_all_spans_that_hold_it() -> None:
+    link = Link("d" * 32, "e" * 16, {"n": 1})
+    spans = [Span(CORE, "a" * 32, f"{n:016x}", None, "x", Kind.CLIENT, 0, 1, links=[link]) for n in range(2)]
+    first = encoded(spans[:1])
+    before = link.encoded
+    assert before
+    second = encoded(spans[1:])
+    assert link.encoded is before
+    assert [request.resource_spans[0].scope_spans[0].spans[0].links[0].span_id.hex() for request in (first, second)] == [
+        "e" * 16,
+        "e" * 16,
+    ]
 
 
 def test_one_resource_for_each_process(canned: Run) -> None:
-    converter = Converter({})
-    resources = {id(converter.convert(span).resource) for span in run_spans(canned)}
-    assert len(resources) == 3
-
-
-def exporter(protocol: str, received: Received, monkeypatch: pytest.MonkeyPatch, env: dict[str, str]) -> SpanExporter:
-    """An exporter whose variables are the process's, as the official classes read them."""
-    for name, value in {**env, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol}.items():
-        monkeypatch.setenv(name, value)
-    import os
-
-    return make_exporter(read_settings(os.environ, f"127.0.0.1:{received.port}"))
-
-
-@pytest.mark.parametrize("compression", ["none", "gzip"])
-@pytest.mark.parametrize("protocol", [GRPC, HTTP])
-def test_the_official_exporters_deliver(protocol: str, compression: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = {"OTEL_EXPORTER_OTLP_COMPRESSION": compression, "OTEL_EXPORTER_OTLP_HEADERS": "x-key=secret,x-other=1"}
-    with receiver(protocol) as received:
-        official = exporter(protocol, received, monkeypatch, env)
-        assert official.export([Converter({}).convert(SPAN)]) is SpanExportResult.SUCCESS
-        official.shutdown()
-    [span] = received.spans
-    assert (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()) == ("a" * 32, "b" * 16, "c" * 16)
-    assert (span.dropped_attributes_count, span.dropped_events_count, span.dropped_links_count) == (1, 2, 3)
-    assert attributes(span) == {"text": "t", "list": ["a"]}
-    assert attributes(span.links[0]) == {"k": 2}
-    headers = received.headers[0]
-    assert (headers["x-key"], headers["x-other"]) == ("secret", "1")
-    named = headers.get("content-encoding") or headers.get("grpc-internal-encoding-request")
-    if protocol == HTTP:
-        assert named == (None if compression == "none" else "gzip")
-
-
-def test_deflate_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
-    with receiver(HTTP) as received:
-        official = exporter(HTTP, received, monkeypatch, {"OTEL_EXPORTER_OTLP_COMPRESSION": "deflate"})
-        assert official.export([Converter({}).convert(SPAN)]) is SpanExportResult.SUCCESS
-        official.shutdown()
-    assert received.headers[0]["content-encoding"] == "deflate"
-
-
-def test_tls_is_used_where_the_endpoint_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plain-text collector cannot answer a TLS client: that it gets nothing shows that TLS was spoken."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
-    with receiver(GRPC) as received:
-        official = make_exporter(read_settings({}, f"https://127.0.0.1:{received.port}"))
-        assert official.export([Converter({}).convert(SPAN)]) is SpanExportResult.FAILURE
-        official.shutdown()
-    assert received.spans == []
+    request = encoded(list(run_spans(canned)), {"OTEL_SERVICE_NAME": "me"})
+    names = [attributes(resource.resource)["service.name"] for resource in request.resource_spans]
+    assert sorted(names) == ["me", "me.engine-core", "me.worker"]
+    assert {scope.scope.name for resource in request.resource_spans for scope in resource.scope_spans} == {"vllm_lite.tracing"}

@@ -134,7 +134,8 @@ def test_a_preemption_begins_a_new_spell() -> None:
     )
     first, second = request.stays[0].spells
     assert (first.t_queued, first.t_scheduled, first.t_preempted, first.num_cached_tokens) == (40, 50, 70, 3)
-    assert (first.num_prefills, first.num_prefill_tokens, first.shares.count) == (1, 5, 2)
+    assert [(share.step.index, share.tokens, share.prefill) for share in first.shares] == [(0, 5, True), (1, 1, False)]
+    assert [share.step.index for share in first.prefills] == [0]
     assert (second.t_queued, second.t_scheduled, second.t_preempted, second.num_cached_tokens) == (70, 80, None, 4)
 
 
@@ -151,16 +152,6 @@ def test_each_client_gets_its_own_bag() -> None:
     assert [(bag.process, bag.send.client_index if bag.send else None) for bag in step.bags] == [(one, 0), (two, 1)]
 
 
-def test_a_long_request_keeps_its_ends() -> None:
-    front = make.front()
-    bags = [(front, make.sort(number, 10 * number, [(1, 1, "p")])) for number in range(50)]
-    takes = (front, rec.Takes([1] * 50, list(range(50)), [1] * 50, [0] * 50))
-    request = make.request((front, make.accept()), *bags, takes, keep=3)
-    assert [letter.position for letter in request.letters] == [0, 1, 2, 47, 48, 49]
-    assert [take.t for take in request.takes] == [0, 1, 2, 47, 48, 49]
-    assert request.num_tokens == 50
-
-
 def test_what_is_forgotten_is_gone_and_holds_on_to_nothing() -> None:
     front, core = make.front(), make.core()
     assembler = make.assemble(
@@ -174,7 +165,7 @@ def test_what_is_forgotten_is_gone_and_holds_on_to_nothing() -> None:
     [request], [step] = assembler.requests.values(), assembler.steps.values()
     assembler.forget_request(request)
     assembler.forget_step(step)
-    tables = (assembler.requests, assembler.stays, assembler.steps, assembler._posted, assembler._received)
+    tables = (assembler.requests, assembler.stays[core], assembler.steps, assembler._posted, assembler._received)
     assert [len(table) for table in (*tables, assembler._steps_by_number, assembler._early)] == [0] * 7
     assert [len(held) for held in (step.stays, step.bags[0].letters, request.letters, request.stays[0].spells)] == [0] * 4
     assembler.feed(front, rec.Takes([1], [80], [1], [0]))

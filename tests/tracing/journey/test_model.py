@@ -1,7 +1,23 @@
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from tests.tracing import make
 from vllm_lite.tracing import records as rec
+from vllm_lite.tracing.journey import Ends
+
+
+@given(st.lists(st.integers()), st.integers(0, 4), st.integers(0, 4))
+def test_a_list_may_be_cut_down_to_its_ends(items: list[int], first: int, last: int) -> None:
+    ends = Ends(items)
+    ends.cut(first, last)
+    expected = items if len(items) <= first + last else items[:first] + items[len(items) - last :]
+    assert list(ends) == expected
+    assert (ends.total, ends.skipped) == (len(items), len(items) - len(expected))
+    assert ends.last == (expected[-1] if expected else None)
+    ends.append(7)
+    assert (ends.total, ends.last) == (len(items) + 1, 7)
 
 
 def test_a_stay_ends_in_a_step_or_outside_one() -> None:

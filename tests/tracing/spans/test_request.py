@@ -169,7 +169,9 @@ def test_events_between_the_ends_are_counted() -> None:
     front = make.front()
     bags = [(front, make.sort(number, 10 * number, [(1, 1, "p")])) for number in range(10)]
     takes = (front, rec.Takes([1] * 10, list(range(10)), [1] * 10, [0] * 10))
-    request = make.request((front, make.accept()), *bags, takes, (front, make.close()), keep=2)
+    request = make.request((front, make.accept()), *bags, takes, (front, make.close()))
+    request.letters.cut(2, 2)
+    request.takes.cut(2, 2)
     assert (len(request_spans(request)[0].events), request_spans(request)[0].dropped_events) == (4, 6)
     assert (len(one(request, "mailbox").events), one(request, "mailbox").dropped_events) == (8, 12)
 

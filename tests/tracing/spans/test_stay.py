@@ -181,13 +181,13 @@ def test_a_request_that_failed_in_the_engine() -> None:
 
 
 def test_a_stay_whose_sender_left_no_record_has_no_parent() -> None:
-    [only] = make.assemble((make.core(), make.receive())).stays.values()
+    [only] = make.assemble((make.core(), make.receive())).strays
     span = stay_spans(only)[0]
     assert (span.parent_span_id, span.attributes["vllm_lite.incomplete"]) == (None, True)
 
 
 def test_a_stay_whose_beginning_is_lost_gives_nothing() -> None:
-    [only] = make.assemble((make.core(), make.schedule(0, 50, {1: 1}))).stays.values()
+    [only] = make.assemble((make.core(), make.schedule(0, 50, {1: 1}))).strays
     assert stay_spans(only) == []
 
 

@@ -47,7 +47,7 @@ def letters(run: Run) -> Finding:
             sentence = f"{_name(request)} {what}: close={counted}, letters={sorted_in}"
             finding.expect(sorted_in <= counted <= sorted_in + farewells, sentence)
         finding.equal(f"{_name(request)} kept back", close=close.kept_back, letters=kept)
-        finding.equal(f"{_name(request)} takes", close=close.takes, taken=request.takes.count)
+        finding.equal(f"{_name(request)} takes", close=close.takes, taken=request.takes.total)
     return finding
 
 
@@ -62,8 +62,8 @@ def tokens(run: Run, client: Sequence[ClientLine] | None) -> Finding:
             taken = sum(take.tokens for take in request.takes)
             name = f"{_name(request)} tokens"
             finding.equal(name, usage=close.num_output_tokens, letters=request.num_tokens, taken=taken)
-            first = request.letters.first
-            finding.expect(first is None or first.position == 0, f"{_name(request)}: its first token's letter is missing")
+            first = request.letters[:1]
+            finding.expect(not first or first[0].position == 0, f"{_name(request)}: its first token's letter is missing")
     if client is not None:
         _against(finding, run, client)
     return finding

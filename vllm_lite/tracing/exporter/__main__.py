@@ -7,7 +7,7 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import argparse
-import logging
+import gc
 import os
 import select
 import signal
@@ -16,13 +16,13 @@ import time
 from pathlib import Path
 
 from vllm_lite.exceptions import VLLMValidationError
-from vllm_lite.tracing.exporter.follow import Follower
+from vllm_lite.tracing.exporter.follow import Follower, Tidy
 from vllm_lite.tracing.exporter.sender import Export, LastError, Sender
 from vllm_lite.tracing.exporter.settings import Settings, read_settings
-from vllm_lite.tracing.exporter.tidy import Tidy
 from vllm_lite.tracing.spans import Span
-from vllm_lite.tracing.spans.limits import Limits
+from vllm_lite.tracing.spans.environment import Limits
 
+GC_OBJECTS = 200_000  # between two collections: what is forgotten leaves no cycles, and looking for some took half the time
 LAST_LOOKS_S = 0.02
 LAST_WORDS_S = 0.3  # of the budget: how long the engine's processes may take to write their last records
 
@@ -49,12 +49,12 @@ class Exporter:
         """Read the last words, send what is left, both within the flush budget. True where everything arrived."""
         deadline = time.monotonic() + self._settings.flush_s
         quiet_by = time.monotonic() + min(LAST_WORDS_S, self._settings.flush_s / 2)
-        while time.monotonic() < deadline and not self._sender.full:
-            found = self._look()
+        while time.monotonic() < deadline:
+            found = not self._sender.full and self._look()
             if not self._follower.behind and (not self._follower.reader.look_alive() or time.monotonic() > quiet_by):
                 break
             time.sleep(0.0 if found else LAST_LOOKS_S)
-        read_all = not self._follower.behind and not self._sender.full
+        read_all = not self._follower.behind
         if read_all:
             self._look(final=True)
         arrived = self._sender.close(deadline - time.monotonic()) and read_all and not self._sender.lost
@@ -69,12 +69,12 @@ class Exporter:
     def _look(self, final: bool = False) -> bool:
         """One poll; True where it found new records."""
         before, finished = self._follower.num_records, self._tidy.finished()
-        batch: list[Span] = []
+        batch, size = list[Span](), self._settings.batch_spans
         for spans in self._follower.poll(time.monotonic(), final):
             batch += spans
-            if len(batch) >= self._settings.batch_spans:
-                self._put(batch)
-                batch = []
+            while len(batch) >= size:
+                self._put(batch[:size])
+                batch = batch[size:]
         self._put(batch)
         if not self._keep:
             self._tidy.after_poll(finished, self._follower.polls, self._follower.oldest, self._sender.done_until)
@@ -86,15 +86,9 @@ class Exporter:
             self._sender.put(limited, self._follower.polls)
 
     def _connect(self) -> Export:
-        logger = logging.getLogger("opentelemetry")
-        logger.addHandler(self._errors)
-        logger.propagate = False
-        from opentelemetry.sdk.trace.export import SpanExportResult
+        from vllm_lite.tracing.exporter.official import connect
 
-        from vllm_lite.tracing.exporter.otlp import Converter, make_exporter
-
-        converter, exporter = Converter(os.environ), make_exporter(self._settings)
-        return lambda spans: exporter.export([converter.convert(span) for span in spans]) is SpanExportResult.SUCCESS
+        return connect(self._settings, os.environ)
 
     def _report(self, arrived: bool) -> None:
         sender, assembler = self._sender, self._follower.assembler
@@ -124,6 +118,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"vllm-lite exporter: {error}", file=sys.stderr)
         return 2
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.set_threshold(GC_OBJECTS, 20, 20)
     exporter = Exporter(args.run_dir, settings, limits, args.keep)
     exporter.follow(args.death_fd)
     exporter.finish()

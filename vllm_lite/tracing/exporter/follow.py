@@ -1,4 +1,4 @@
-"""Follows a growing run and gives out each trace once it is whole.
+"""Follows a growing run, gives out each trace once it is whole, and removes segments whose spans have all arrived.
 
 Process: exporter. Knows: reader, assembler, span builders; when a request or a step is over. Does not know: OTLP.
 Memory is bounded: what is done is forgotten, a long request keeps its ends, and who is not asked does not read.
@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from vllm_lite.tracing import spool
 from vllm_lite.tracing.journey import RequestJourney, StepJourney
 from vllm_lite.tracing.journey.assembler import EARLY, Assembler
 from vllm_lite.tracing.reader import RunReader
+from vllm_lite.tracing.run_dir import remove_if_empty
 from vllm_lite.tracing.spans import Span, bag_spans, life_spans, request_spans, stay_spans, step_spans
 from vllm_lite.tracing.spans.stay import STEP_ENDS
 
@@ -26,11 +28,11 @@ class Follower:
 
     def __init__(self, run_dir: Path) -> None:
         self.reader = RunReader(run_dir)
-        self.assembler = Assembler(keep=STEP_ENDS)
+        self.assembler = Assembler()
         self.num_records = 0
-        self._ended: dict[int, float] = {}  # id of a request or step -> when its end was seen
-        self._born: dict[int, int] = {}  # id of a request or step that is still here -> number of the poll that found it
         self.polls = 0  # how often `poll` was called
+        self._ended: dict[RequestJourney | StepJourney, float] = {}  # when its end was seen
+        self._born: dict[RequestJourney | StepJourney, int] = {}  # number of the poll that found it, of those still here
         self._accepted: int | None = None  # wall clock of the first request
         self._start_up_due: float | None = None
         self._started = False  # the start-up trace is out; phases that still come are traces of their own
@@ -38,27 +40,31 @@ class Follower:
     def poll(self, now: float, final: bool = False) -> Iterator[list[Span]]:
         """Read on, and give out the traces that are whole now; with `final` also those that never will be."""
         self.polls += 1
+        assembler = self.assembler
         for process, record in self.reader.poll(POLL_BYTES):
-            self.assembler.feed(process, record)
+            assembler.feed(process, record)
             self.num_records += 1
         self.reader.look_alive()
         yield from self._life(now, final)
-        for request in list(self.assembler.requests.values()):
-            if self._due(request, request.close is not None, _request_whole(request), now) or final:
+        for request in list(assembler.requests.values()):
+            self._born.setdefault(request, self.polls)
+            if final or (request.close is not None and self._settled(request, _request_whole(request), now)):
                 yield request_spans(request)
-                self._forget_request(request)
-        for step in list(self.assembler.steps.values()):
-            if self._due(step, step.update is not None, _step_whole(step), now) or final:
+                assembler.forget_request(request)
+                self._forget(request)
+            elif request.close is None:
+                _cut(request)
+        for step in list(assembler.steps.values()):
+            self._born.setdefault(step, self.polls)
+            if final or (step.update is not None and self._settled(step, _step_whole(step, step.update.num_bags), now)):
                 yield step_spans(step)
-                self._forget_step(step)
-        waiting = [bag for bag in self.assembler.bags if bag.step is None and bag.sort.trace is not None]
-        self.assembler.bags = waiting[-EARLY:]
+                assembler.forget_step(step)
+                self._forget(step)
+        assembler.bags = [bag for bag in assembler.bags if bag.step is None and bag.sort.trace is not None][-EARLY:]
         if final:
-            self.assembler.finish()
-            for stay in self.assembler.stays.values():
-                yield stay_spans(stay)
-            for bag in self.assembler.bags:
-                yield bag_spans(bag)
+            assembler.finish()
+            yield from (stay_spans(stay) for stay in assembler.strays)
+            yield from (bag_spans(bag) for bag in assembler.bags)
 
     @property
     def behind(self) -> bool:
@@ -70,12 +76,12 @@ class Follower:
         """The poll that found the oldest request or step still here; records read before it are no longer needed."""
         return min(self._born.values(), default=self.polls + 1)
 
-    def _due(self, item: RequestJourney | StepJourney, ended: bool, whole: bool, now: float) -> bool:
-        self._born.setdefault(id(item), self.polls)
-        if not ended:
-            return False
-        waited = now - self._ended.setdefault(id(item), now)
-        return waited >= (SETTLE_S if whole else PATIENCE_S)
+    def _settled(self, item: RequestJourney | StepJourney, whole: bool, now: float) -> bool:
+        return now - self._ended.setdefault(item, now) >= (SETTLE_S if whole else PATIENCE_S)
+
+    def _forget(self, item: RequestJourney | StepJourney) -> None:
+        self._ended.pop(item, None)
+        self._born.pop(item, None)
 
     def _life(self, now: float, final: bool) -> Iterator[list[Span]]:
         """Start-up as one trace, once the first request shows that it is over; later phases and deaths as they come."""
@@ -90,18 +96,6 @@ class Follower:
         yield list(life_spans(phases, deaths, 0 if self._started else self._accepted))
         self._started = True
 
-    def _forget_request(self, request: RequestJourney) -> None:
-        self.assembler.forget_request(request)
-        self._forget(request)
-
-    def _forget_step(self, step: StepJourney) -> None:
-        self.assembler.forget_step(step)
-        self._forget(step)
-
-    def _forget(self, item: RequestJourney | StepJourney) -> None:
-        self._ended.pop(id(item), None)
-        self._born.pop(id(item), None)
-
 
 def _request_whole(request: RequestJourney) -> bool:
     """Every post led to a stay that is over, every abort was received, or nobody is left to do it."""
@@ -112,10 +106,47 @@ def _request_whole(request: RequestJourney) -> bool:
     return len(over) == len(request.posts) and (died or received.issuperset(ids))
 
 
-def _step_whole(step: StepJourney) -> bool:
+def _step_whole(step: StepJourney, num_bags: int) -> bool:
     """As many bags were sent as the step made, and all of them were sorted."""
-    update = step.update
-    if update is None:
-        return False
-    sent = len(step.sends) if update.num_bags < 0 else update.num_bags
+    sent = len(step.sends) if num_bags < 0 else num_bags
     return len(step.sends) == sent and len(step.bags) >= sent
+
+
+def _cut(request: RequestJourney) -> None:
+    """Of a long request that goes on, keep what its spans will show."""
+    request.letters.cut(STEP_ENDS, STEP_ENDS)
+    request.takes.cut(STEP_ENDS, STEP_ENDS)
+    for stay in request.stays:
+        steps = stay.spells[-1].steps
+        if len(steps) > 2 * STEP_ENDS:
+            keep = STEP_ENDS if request.accept.level > 2 else 1
+            steps.cut(sum(share.prefill for share in stay.spells[-1].shares) + keep, keep)
+
+
+class Tidy:
+    """A segment may go once a later one exists (so nobody writes to it), it was read to its end, every request and step that
+    began in it is over, and all their spans have arrived."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._read: dict[Path, int] = {}  # finished segment -> poll that had read it to its end
+
+    def finished(self) -> list[Path]:
+        """Segments that nobody writes to any more; asked before a poll, so that the poll reads them to their end."""
+        return [path for paths in spool.segments(self._run_dir).values() for path in paths[:-1]]
+
+    def after_poll(self, finished: list[Path], poll: int, oldest: int, done_until: float) -> None:
+        """Remove what may go. `oldest` is the poll that found the oldest thing still open."""
+        for path in finished:
+            self._read.setdefault(path, poll)
+        for path, read in list(self._read.items()):
+            if read < oldest and read < done_until:
+                path.unlink(missing_ok=True)
+                del self._read[path]
+
+    def remove_all(self) -> None:
+        """The run is over and everything arrived."""
+        for paths in spool.segments(self._run_dir).values():
+            for path in paths:
+                path.unlink(missing_ok=True)
+        remove_if_empty(self._run_dir)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from vllm_lite.tracing.exporter.settings import Settings, read_settings
 from vllm_lite.tracing.sampler import Sampler
-from vllm_lite.tracing.spans.limits import Limits
-from vllm_lite.tracing.spans.resource import given_attributes
+from vllm_lite.tracing.spans.environment import Limits, given_attributes
 
 EXIT_MARGIN_S = 1.0
 

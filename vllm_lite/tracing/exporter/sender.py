@@ -118,6 +118,9 @@ class LastError(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.text = ""
+        logger = logging.getLogger("opentelemetry")
+        logger.addHandler(self)
+        logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Remember the message."""

@@ -13,34 +13,22 @@ from typing import Any
 
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.context import parse_traceparent
-from vllm_lite.tracing.journey.ends import Ends
-from vllm_lite.tracing.journey.model import (
-    LATE,
-    Bag,
-    Letter,
-    RequestJourney,
-    Share,
-    Spell,
-    Stay,
-    StepJourney,
-    Take,
-)
+from vllm_lite.tracing.journey.model import LATE, Bag, Letter, RequestJourney, Spell, Stay, StepJourney, Take
 from vllm_lite.tracing.process import Process
 
 EARLY = 10_000  # traces that may wait for their step's Schedule record before the oldest is given up
-Number = tuple[int, int]  # (id of a Process, request or step number in it)
+Number = tuple[Process, int]  # with a request's or a step's number in it
 
 
 class Assembler:
-    """Feed it records, look into its tables. With `keep`, letters, takes and steps of a request keep only so many ends.
+    """Feed it records, look into its tables.
 
     Who follows a running engine removes what is done by `forget_request` and `forget_step`.
     """
 
-    def __init__(self, keep: int | None = None) -> None:
-        self._keep = keep
+    def __init__(self) -> None:
         self.requests: dict[Number, RequestJourney] = {}
-        self.stays: dict[Number, Stay] = {}
+        self.stays: dict[Process, dict[int, Stay]] = defaultdict(dict)
         self.steps: dict[str, StepJourney] = {}  # by trace id
         self.bags: list[Bag] = []  # those of no known step, and all of them where nothing is forgotten
         self.phases: list[tuple[Process, rec.Phase]] = []
@@ -52,7 +40,7 @@ class Assembler:
         self._abort_receipts: dict[str, list[tuple[Process, rec.ReceiveAbort]]] = defaultdict(list)
         self._steps_by_number: dict[Number, StepJourney] = {}
         self._early: dict[str, list[Callable[[StepJourney], None]]] = defaultdict(list)  # before Schedule, by trace id
-        self._stop_aborts: dict[int, list[tuple[RequestJourney, rec.Abort]]] = defaultdict(list)  # by id of the Process
+        self._stop_aborts: dict[Process, list[tuple[RequestJourney, rec.Abort]]] = defaultdict(list)
         self._handlers: dict[type[rec.Record], Callable[[Process, Any], None]] = {
             rec.Accept: self._accept,
             rec.Tokenise: self._tokenise,
@@ -66,13 +54,13 @@ class Assembler:
             rec.Schedule: self._schedule,
             rec.Execute: self._execute,
             rec.Update: self._update,
-            rec.Send: self._send,
+            rec.Send: lambda process, send: self._of_step(send.trace_id, lambda step: _sent(step, send)),
             rec.Leave: self._leave,
-            rec.Work: self._work,
-            rec.Phase: lambda process, record: self.phases.append((process, record)),
-            rec.EngineDead: lambda process, record: self.deaths.append((process, record)),
-            rec.Dropped: lambda process, record: self.dropped.append((process, record)),
-            rec.Bye: lambda process, record: None,
+            rec.Work: lambda process, work: self._of_step(work.trace_id, lambda step: step.works.append((process, work))),
+            rec.Phase: lambda process, phase: self.phases.append((process, phase)),
+            rec.EngineDead: lambda process, death: self.deaths.append((process, death)),
+            rec.Dropped: lambda process, dropped: self.dropped.append((process, dropped)),
+            rec.Bye: lambda process, bye: None,
         }
 
     def feed(self, process: Process, record: rec.Record) -> None:
@@ -83,12 +71,11 @@ class Assembler:
     # ---- front end --------------------------------------------------------------------------------------------------------
 
     def _accept(self, process: Process, record: rec.Accept) -> None:
-        self.requests[id(process), record.req] = RequestJourney(process, record, Ends(self._keep), Ends(self._keep))
+        self.requests[process, record.req] = RequestJourney(process, record)
 
     def _request(self, process: Process, req: int) -> RequestJourney | None:
-        request = self.requests.get((id(process), req))
-        if request is None:
-            self.unclaimed += 1
+        request = self.requests.get((process, req))
+        self.unclaimed += request is None
         return request
 
     def _tokenise(self, process: Process, record: rec.Tokenise) -> None:
@@ -111,7 +98,7 @@ class Assembler:
         if request := self._request(process, record.req):
             request.aborts.append(record)
             if record.reason == "stop_string":
-                self._stop_aborts[id(process)].append((request, record))
+                self._stop_aborts[process].append((request, record))
 
     def _close(self, process: Process, record: rec.Close) -> None:
         if request := self._request(process, record.req):
@@ -120,26 +107,26 @@ class Assembler:
 
     def _sort(self, process: Process, record: rec.Sort) -> None:
         bag = Bag(process, record)
-        sizes = [size for _, _, size in record.slices]
-        index, room = 0, sizes[0] if sizes else 0
-        for req, tokens, fate in zip(record.reqs, record.tokens, record.fates, strict=True):
-            while room <= 0 and index + 1 < len(sizes):
-                index += 1
-                room += sizes[index]
-            room -= 1
+        # The slice that each letter was in; late letters count as the last one's.
+        slices = [index for index, (_, _, size) in enumerate(record.slices) for _ in range(size)]
+        last = max(len(record.slices) - 1, 0)
+        for place, (req, tokens, fate) in enumerate(zip(record.reqs, record.tokens, record.fates, strict=True)):
             request = self._request(process, req) if req else None
-            letter = Letter(request, bag, tokens, fate, index, request.num_tokens if request else 0)
+            index = slices[place] if place < len(slices) else last
+            if request is None:
+                bag.letters.append(Letter(None, bag, tokens, fate, index, 0))
+                continue
+            letter = Letter(request, bag, tokens, fate, index, request.num_tokens)
             bag.letters.append(letter)
-            if request is not None:
-                request.letters.append(letter)
-                request.num_tokens += tokens
+            request.letters.append(letter)
+            request.num_tokens += tokens
         for internal_id, tokens in record.late:
             request, _ = self._posted.get(internal_id, (None, None))
-            letter = Letter(request, bag, tokens, LATE, max(len(sizes) - 1, 0), request.num_tokens if request else 0)
+            letter = Letter(request, bag, tokens, LATE, last, request.num_tokens if request else 0)
             bag.letters.append(letter)
             if request is not None:
                 request.late.append(letter)
-        bag.aborts = [(r, a) for r, a in self._stop_aborts.pop(id(process), []) if record.t_received <= a.t <= record.t_done]
+        bag.aborts = [(r, a) for r, a in self._stop_aborts.pop(process, []) if record.t_received <= a.t <= record.t_done]
         self.bags.append(bag)
         if sent_by := parse_traceparent(record.trace):
             self._of_step(sent_by.trace_id, lambda step: _opened(step, bag))
@@ -147,15 +134,14 @@ class Assembler:
     # ---- engine core ------------------------------------------------------------------------------------------------------
 
     def _stay(self, process: Process, req: int) -> Stay:
-        key = id(process), req
-        if key not in self.stays:
-            self.stays[key] = Stay(process, req, spells=[Spell(None, Ends(self._keep))])
-        return self.stays[key]
+        stays = self.stays[process]
+        if req not in stays:
+            stays[req] = Stay(process, req, [Spell(req)])
+        return stays[req]
 
     def _receive(self, process: Process, record: rec.Receive) -> None:
         stay = self._stay(process, record.req)
-        stay.receive = record
-        stay.spells[0].t_queued = record.t1
+        stay.receive, stay.spells[0].t_queued = record, record.t1
         self._received[record.internal_id] = stay
         self._join(record.internal_id)
 
@@ -176,17 +162,17 @@ class Assembler:
 
     def _schedule(self, process: Process, record: rec.Schedule) -> None:
         step = StepJourney(process, record)
-        self.steps[record.trace_id] = self._steps_by_number[id(process), record.step] = step
+        self.steps[record.trace_id] = self._steps_by_number[process, record.step] = step
         for req in record.preempted:
             stay = self._stay(process, req)
             step.preempted.append(stay)
             stay.spells[-1].t_preempted = record.t0
-            stay.spells.append(Spell(record.t0, Ends(self._keep)))
-        cached, prefills = dict(record.new), set(record.prefills)
-        for req, tokens in zip(record.reqs, record.tokens, strict=True):
-            stay = self._stay(process, req)
-            step.stays.append((stay, tokens))
-            _share(stay.spells[-1], Share(step, tokens, req in prefills), cached.get(req))
+            stay.spells.append(Spell(req, record.t0))
+        stays = self.stays[process]
+        members = [stays.get(req) or self._stay(process, req) for req in record.reqs]
+        step.stays = list(zip(members, record.tokens, strict=True))
+        for stay in members:
+            stay.spells[-1].steps.append(step)
         for action in self._early.pop(record.trace_id, []):
             action(step)
 
@@ -202,26 +188,18 @@ class Assembler:
             stay.finish_reason, stay.t_finished = reason, record.t1
 
     def _step(self, process: Process, number: int) -> StepJourney | None:
-        step = self._steps_by_number.get((id(process), number))
-        if step is None:
-            self.unclaimed += 1
+        step = self._steps_by_number.get((process, number))
+        self.unclaimed += step is None
         return step
 
-    # ---- across processes, by the step's trace id -------------------------------------------------------------------------
-
-    def _work(self, process: Process, record: rec.Work) -> None:
-        self._of_step(record.trace_id, lambda step: step.works.append((process, record)))
-
-    def _send(self, process: Process, record: rec.Send) -> None:
-        self._of_step(record.trace_id, lambda step: _sent(step, record))
-
     def _of_step(self, trace_id: str, action: Callable[[StepJourney], None]) -> None:
+        """Do it to the step of that trace, once its Schedule record has come: workers and front ends have other spools."""
         if (step := self.steps.get(trace_id)) is not None:
             action(step)
-        else:
-            self._early[trace_id].append(action)
-            if len(self._early) > EARLY:
-                self.unclaimed += len(self._early.pop(next(iter(self._early))))
+            return
+        self._early[trace_id].append(action)
+        if len(self._early) > EARLY:
+            self.unclaimed += len(self._early.pop(next(iter(self._early))))
 
     # ---- for who follows a running engine ---------------------------------------------------------------------------------
 
@@ -230,43 +208,37 @@ class Assembler:
 
         What it knew of its steps goes too: else one long request would hold on to all that ever ran beside it.
         """
-        del self.requests[id(request.process), request.accept.req]
+        del self.requests[request.process, request.accept.req]
         for post in request.posts:
             self._posted.pop(post.internal_id, None)
         for stay in request.stays:
-            self.stays.pop((id(stay.process), stay.req), None)
+            self.stays[stay.process].pop(stay.req, None)
             stay.spells.clear()
             if stay.receive is not None:
                 self._received.pop(stay.receive.internal_id, None)
-        request.letters, request.takes = Ends(0), Ends(0)
+        request.letters.clear()
+        request.takes.clear()
         request.late.clear()
 
     def forget_step(self, step: StepJourney) -> None:
         """Drop a step and its bags; requests that took part keep its times."""
         self.steps.pop(step.schedule.trace_id, None)
-        self._steps_by_number.pop((id(step.process), step.index), None)
+        self._steps_by_number.pop((step.process, step.index), None)
         step.stays.clear()
         step.preempted.clear()
         for bag in step.bags:
             bag.letters.clear()
             bag.aborts.clear()
 
+    @property
+    def strays(self) -> list[Stay]:
+        """Stays in an engine core of which no request is known."""
+        return [stay for stays in self.stays.values() for stay in stays.values() if stay.request is None]
+
     def finish(self) -> None:
         """No more records come: what still waits for its step is unclaimed."""
         self.unclaimed += sum(len(actions) for actions in self._early.values())
         self._early.clear()
-
-
-def _share(spell: Spell, share: Share, num_cached_tokens: int | None) -> None:
-    """Note that the spell goes on with `share`; `num_cached_tokens` comes with its first one."""
-    if spell.t_scheduled is None:
-        spell.t_scheduled = share.step.schedule.t0
-    if num_cached_tokens is not None:
-        spell.num_cached_tokens = num_cached_tokens
-    if share.prefill:
-        spell.num_prefills += 1
-        spell.num_prefill_tokens += share.tokens
-    spell.shares.append(share)
 
 
 def _opened(step: StepJourney, bag: Bag) -> None:

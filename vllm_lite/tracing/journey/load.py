@@ -34,7 +34,7 @@ def assembled(path: Path, reader: RunReader, assembler: Assembler) -> Run:
         requests=sorted(assembler.requests.values(), key=lambda request: request.process.wall(request.accept.t)),
         steps=sorted(assembler.steps.values(), key=lambda step: step.process.wall(step.schedule.t0)),
         bags=sorted(assembler.bags, key=lambda bag: bag.process.wall(bag.sort.t_received)),
-        strays=[stay for stay in assembler.stays.values() if stay.request is None],
+        strays=assembler.strays,
         phases=sorted(assembler.phases, key=lambda item: item[0].wall(item[1].t0)),
         deaths=assembler.deaths,
         dropped=assembler.dropped,

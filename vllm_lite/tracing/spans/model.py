@@ -42,12 +42,14 @@ class Event(NamedTuple):
     attributes: Attributes
 
 
-class Link(NamedTuple):
-    """Points at a span of another trace."""
+@dataclass(slots=True)
+class Link:
+    """Points at a span of another trace. One that many spans hold is `encoded` once, by whoever sends them."""
 
     trace_id: str
     span_id: str
     attributes: Attributes
+    encoded: bytes = field(default=b"", repr=False, compare=False)
 
 
 @dataclass(slots=True)
@@ -72,6 +74,26 @@ class Span:
     dropped_attributes: int = 0
     dropped_events: int = 0
     dropped_links: int = 0
+
+    def child(
+        self,
+        name: str,
+        kind: Kind,
+        t: tuple[int, int],
+        attributes: Attributes | None = None,
+        *,
+        span_id: str | None = None,
+        process: Process | None = None,
+        number: int = 0,
+    ) -> Span:
+        """A span right below this one; `t` is monotonic time of its process. Where no header carried its id, that is derived
+        from the parent's, the name and, where several have the same, a `number`."""
+        process = process or self.process
+        own_id = span_id or derived_id(self.span_id, name, number)
+        start, end = process.wall(t[0]), process.wall(t[1])
+        span = Span(process, self.trace_id, own_id, self.span_id, name, kind, start, end, attributes or {})
+        span.remote_parent = process is not self.process
+        return span
 
     def fail(self, error_type: str, description: str) -> None:
         """Give the span status ERROR."""

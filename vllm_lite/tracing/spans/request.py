@@ -10,18 +10,7 @@ from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.context import parse_traceparent
 from vllm_lite.tracing.journey import Letter, RequestJourney
 from vllm_lite.tracing.process import Process
-from vllm_lite.tracing.spans.model import (
-    INCOMPLETE,
-    REQUEST_ID,
-    STEP_INDEX,
-    Attributes,
-    Event,
-    Kind,
-    Span,
-    derived_id,
-    known,
-    messaging,
-)
+from vllm_lite.tracing.spans.model import INCOMPLETE, REQUEST_ID, STEP_INDEX, Attributes, Event, Kind, Span, known, messaging
 from vllm_lite.tracing.spans.stay import queue_time_ns, stay_spans
 
 _UNMEASURED = ("rejected", "invalid")  # outcomes of requests that used nothing
@@ -30,28 +19,30 @@ _UNMEASURED = ("rejected", "invalid")  # outcomes of requests that used nothing
 def request_spans(request: RequestJourney) -> list[Span]:
     """All spans of the request's trace, the root first."""
     root = _root(request)
-    children = [*_tokenise(request), *_posts(request, root), *_mailbox(request), *_aborts(request)]
+    children = [*_tokenise(request, root), *_posts(request, root), *_mailbox(request, root), *_aborts(request, root)]
     root.end = max([root.end, *(span.end for span in children if span.parent_span_id == root.span_id)])
     stays = [span for stay in request.stays for span in stay_spans(stay)]
-    return [root, *children, *stays, *_abort_receipts(request)]
-
-
-def _span(request: RequestJourney, name: str, kind: Kind, t: tuple[int, int], span_id: str, *, attributes: Attributes) -> Span:
-    """A front-end span right below the root."""
-    wall, accept = request.process.wall, request.accept
-    return Span(request.process, accept.trace_id, span_id, accept.span_id, name, kind, wall(t[0]), wall(t[1]), attributes)
+    return [root, *children, *stays, *_abort_receipts(request, root)]
 
 
 def _root(request: RequestJourney) -> Span:
     accept, close, process = request.accept, request.close, request.process
     end = close.t if close else max(process.t_last, accept.t)
-    span = _span(
-        request, f"{accept.operation} {accept.model}", Kind.SERVER, (accept.t, end), accept.span_id, attributes=_asked(request)
+    span = Span(
+        process,
+        accept.trace_id,
+        accept.span_id,
+        accept.parent_span_id,
+        f"{accept.operation} {accept.model}",
+        Kind.SERVER,
+        process.wall(accept.t),
+        process.wall(end),
+        _asked(request),
+        [_token_event(letter) for letter in request.letters],
+        tracestate=accept.tracestate,
+        remote_parent=accept.parent_span_id is not None,
+        dropped_events=request.letters.skipped,
     )
-    span.parent_span_id, span.remote_parent = accept.parent_span_id, accept.parent_span_id is not None
-    span.tracestate = accept.tracestate
-    span.events = [_token_event(letter) for letter in request.letters]
-    span.dropped_events = request.letters.skipped
     if close is not None:
         span.attributes |= _answered(request, close)
         if close.outcome != "finished":
@@ -105,14 +96,11 @@ def _answered(request: RequestJourney, close: rec.Close) -> Attributes:
 
 
 def _token_event(letter: Letter) -> Event:
-    step = letter.bag.step
-    attributes = {
-        "index": letter.position,
-        "n": letter.tokens,
-        "merged": letter.fate == rec.STAPLED,
-        STEP_INDEX: None if step is None else step.index,
-    }
-    return Event("gen_ai.token.generated", _put_time(letter), known(attributes))
+    step, merged = letter.bag.step, letter.fate == rec.STAPLED
+    attributes: Attributes = {"index": letter.position, "n": letter.tokens, "merged": merged}
+    if step is not None:
+        attributes[STEP_INDEX] = step.index
+    return Event("gen_ai.token.generated", _put_time(letter), attributes)
 
 
 def _put_time(letter: Letter) -> int:
@@ -121,7 +109,7 @@ def _put_time(letter: Letter) -> int:
     return letter.bag.process.wall(sort.slices[letter.slice][1] if sort.slices else sort.t_done)
 
 
-def _tokenise(request: RequestJourney) -> list[Span]:
+def _tokenise(request: RequestJourney, root: Span) -> list[Span]:
     record = request.tokenise
     if record is None:
         return []
@@ -129,37 +117,33 @@ def _tokenise(request: RequestJourney) -> list[Span]:
         "code.function.name": "vllm_lite.frontend.input_processor.InputProcessor.process_inputs",
         "gen_ai.usage.input_tokens": record.num_prompt_tokens,
     }
-    span_id = derived_id(request.accept.span_id, "tokenise")
-    name = "input_processor.process_inputs"
-    return [_span(request, name, Kind.INTERNAL, (record.t0, record.t1), span_id, attributes=attributes)]
+    return [root.child("input_processor.process_inputs", Kind.INTERNAL, (record.t0, record.t1), attributes)]
 
 
 def _posts(request: RequestJourney, root: Span) -> list[Span]:
     """The send spans, each below its own `sample` span where the request asked for several answers."""
     spans = []
     for post in request.posts:
+        parent = root
+        if len(request.posts) > 1:
+            parent = _sample(request, post, root)
+            spans.append(parent)
         attributes: Attributes = {
             **messaging("send", "send", "engine_core.inputs"),
             "messaging.message.id": post.internal_id,
             "messaging.message.body.size": post.body_size,
             "vllm_lite.engine_index": post.engine_index,
         }
-        span = _span(request, "send engine_core.inputs", Kind.PRODUCER, (post.t0, post.t1), post.span_id, attributes=attributes)
-        if len(request.posts) > 1:
-            sample = _sample(request, post, root.end)
-            span.parent_span_id = sample.span_id
-            spans.append(sample)
-        spans.append(span)
+        t = post.t0, post.t1
+        spans.append(parent.child("send engine_core.inputs", Kind.PRODUCER, t, attributes, span_id=post.span_id))
     return spans
 
 
-def _sample(request: RequestJourney, post: rec.Post, root_end: int) -> Span:
+def _sample(request: RequestJourney, post: rec.Post, root: Span) -> Span:
     """One of n answers: from its post to the bag that brought its last letter, or to the request's end."""
-    wall = request.process.wall
     stay = next((stay for stay in request.stays if stay.post is post), None)
-    last = stay.spells[-1].shares.last if stay and stay.t_finished is not None else None
-    bags = [bag for bag in last.step.bags if bag.process is request.process] if last else []
-    end = min([root_end, *(wall(bag.sort.t_done) for bag in bags)])
+    last = stay.spells[-1].steps.last if stay and stay.t_finished is not None else None
+    bags = [bag for bag in last.bags if bag.process is request.process] if last else []
     attributes = known(
         {
             "vllm_lite.sample.index": post.sample,
@@ -167,35 +151,32 @@ def _sample(request: RequestJourney, post: rec.Post, root_end: int) -> Span:
             "gen_ai.response.finish_reasons": [stay.finish_reason] if stay and stay.finish_reason else None,
         }
     )
-    span_id = derived_id(request.accept.span_id, "sample", post.sample)
-    span = _span(request, f"sample {post.sample}", Kind.INTERNAL, (post.t0, post.t1), span_id, attributes=attributes)
-    span.end = max(span.end, end)
+    span = root.child(f"sample {post.sample}", Kind.INTERNAL, (post.t0, post.t1), attributes)
+    span.end = max(span.end, min([root.end, *(request.process.wall(bag.sort.t_done) for bag in bags)]))
     return span
 
 
-def _mailbox(request: RequestJourney) -> list[Span]:
+def _mailbox(request: RequestJourney, root: Span) -> list[Span]:
     """From the first put to the last take (level 2 and up)."""
     wall = request.process.wall
-    put = [letter for letter in request.letters if letter.fate in (rec.PUT, rec.STAPLED)]
-    if not put:
+    puts = [
+        Event("collector.put" if letter.fate == rec.PUT else "collector.merge", _put_time(letter), {"tokens": letter.tokens})
+        for letter in request.letters
+        if letter.fate in (rec.PUT, rec.STAPLED)
+    ]
+    if not puts:
         return []
-    events = [_put_event(letter) for letter in put] + [
+    takes = [
         Event("collector.take", wall(take.t), {"tokens": take.tokens, "wait_us": take.wait / 1000}) for take in request.takes
     ]
-    events.sort(key=lambda event: event.t)
-    span_id = derived_id(request.accept.span_id, "mailbox")
-    span = _span(request, "mailbox", Kind.INTERNAL, (0, 0), span_id, attributes={"vllm_lite.takes": request.takes.count})
+    events = sorted(puts + takes, key=lambda event: event.t)
+    span = root.child("mailbox", Kind.INTERNAL, (0, 0), {"vllm_lite.takes": request.takes.total})
     span.start, span.end, span.events = events[0].t, events[-1].t, events
     span.dropped_events = request.letters.skipped + request.takes.skipped
     return [span]
 
 
-def _put_event(letter: Letter) -> Event:
-    name = "collector.merge" if letter.fate == rec.STAPLED else "collector.put"
-    return Event(name, _put_time(letter), {"tokens": letter.tokens})
-
-
-def _aborts(request: RequestJourney) -> list[Span]:
+def _aborts(request: RequestJourney, root: Span) -> list[Span]:
     spans = []
     for abort in request.aborts:
         attributes: Attributes = {
@@ -203,25 +184,21 @@ def _aborts(request: RequestJourney) -> list[Span]:
             "messaging.batch.message_count": len(abort.internal_ids),
             "vllm_lite.abort.reason": abort.reason,
         }
-        spans.append(
-            _span(request, "abort engine_core", Kind.PRODUCER, (abort.t, abort.t), abort.span_id, attributes=attributes)
-        )
+        spans.append(root.child("abort engine_core", Kind.PRODUCER, (abort.t, abort.t), attributes, span_id=abort.span_id))
     return spans
 
 
-def _abort_receipts(request: RequestJourney) -> list[Span]:
-    """The engine core's side: from the message to the request's leave, with what had been made too much."""
-    seen: dict[int, tuple[Process, rec.ReceiveAbort]] = {
-        id(receipt): (process, receipt) for process, receipt in request.abort_receipts
-    }
-    return [_abort_receipt(request, process, receipt) for process, receipt in seen.values()]
+def _abort_receipts(request: RequestJourney, root: Span) -> list[Span]:
+    """The engine core's side of each abort, once each."""
+    seen = {id(receipt): (process, receipt) for process, receipt in request.abort_receipts}
+    return [_abort_receipt(request, root, process, receipt) for process, receipt in seen.values()]
 
 
-def _abort_receipt(request: RequestJourney, process: Process, receipt: rec.ReceiveAbort) -> Span:
+def _abort_receipt(request: RequestJourney, root: Span, process: Process, receipt: rec.ReceiveAbort) -> Span:
+    """From the message to the request's leave, with what had been made too much."""
     ids = {post.internal_id for post in request.posts}.intersection(receipt.internal_ids)
     senders = [parse_traceparent(receipt.headers.get(internal_id)) for internal_id in sorted(ids)]
     own = [abort.span_id for abort in request.aborts if ids.intersection(abort.internal_ids)]
-    parent = next((sender.span_id for sender in senders if sender), own[0] if own else request.accept.span_id)
     leaves = [stay.leave for stay in request.stays if stay.leave and stay.receive and stay.receive.internal_id in ids]
     attributes: Attributes = {
         **messaging("process", "process", "engine_core.inputs"),
@@ -230,15 +207,7 @@ def _abort_receipt(request: RequestJourney, process: Process, receipt: rec.Recei
         "vllm_lite.late_outputs": len(request.late),
         "vllm_lite.status": [leave.status for leave in leaves],
     }
-    return Span(
-        process,
-        request.accept.trace_id,
-        derived_id(parent, "abort", receipt.t),
-        parent,
-        "process engine_core.abort",
-        Kind.CONSUMER,
-        process.wall(receipt.t),
-        process.wall(max([receipt.t, *(leave.t for leave in leaves)])),
-        attributes,
-        remote_parent=True,
-    )
+    t = receipt.t, max([receipt.t, *(leave.t for leave in leaves)])
+    span = root.child("process engine_core.abort", Kind.CONSUMER, t, attributes, process=process, number=receipt.t)
+    span.parent_span_id = next((sender.span_id for sender in senders if sender), own[0] if own else root.span_id)
+    return span

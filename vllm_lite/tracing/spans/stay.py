@@ -6,10 +6,8 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.journey import Share, Spell, Stay, StepJourney
+from vllm_lite.tracing.journey import Share, Spell, Stay
 from vllm_lite.tracing.spans.model import (
     ENGINE_DEAD,
     INCOMPLETE,
@@ -24,12 +22,8 @@ from vllm_lite.tracing.spans.model import (
     messaging,
 )
 
+IN_FLIGHT = 4  # steps that may be under way at once; of an engine that died, the last one need not be the one that ended last
 STEP_ENDS = 500  # request.step spans made at a stay's start, and again at its end; the rest is counted
-
-
-class _Phase(NamedTuple):
-    span: Span
-    shares: list[Share]
 
 
 def stay_spans(stay: Stay) -> list[Span]:
@@ -37,24 +31,16 @@ def stay_spans(stay: Stay) -> list[Span]:
     if stay.receive is None:
         return []
     span = _stay(stay, stay.receive)
-    phases = [phase for number, spell in enumerate(stay.spells) for phase in _phases(stay, spell, number)]
-    span.end = max([span.end, *(phase.span.end for phase in phases)])
-    return [span, *(phase.span for phase in phases), *_steps(stay, span, phases)]
+    phases = [phase for number, spell in enumerate(stay.spells) for phase in _phases(stay, span, number, spell)]
+    span.end = max([span.end, *(phase.end for phase in phases)])
+    deep = stay.request is not None and stay.request.accept.level > 2
+    return [span, *phases, *(_request_steps(stay, span) if deep else ())]
 
 
 def queue_time_ns(stay: Stay) -> int:
     """How long it lay in the waiting queue before it was scheduled, all times together."""
-    waited = 0
-    for spell in stay.spells:
-        if spell.t_queued is not None and spell.t_scheduled is not None:
-            waited += max(spell.t_scheduled - spell.t_queued, 0)
-    return waited
-
-
-def step_end(step: StepJourney) -> int:
-    """When the step's result was worked in, or the last that is known of it."""
-    last = step.update or step.execute or step.schedule
-    return last.t1
+    waits = [(spell.t_queued, spell.t_scheduled) for spell in stay.spells]
+    return sum(max(t1 - t0, 0) for t0, t1 in waits if t0 is not None and t1 is not None)
 
 
 def _end(stay: Stay) -> int:
@@ -106,55 +92,36 @@ def _stay(stay: Stay, receive: rec.Receive) -> Span:
     return span
 
 
-def _phases(stay: Stay, spell: Spell, number: int) -> list[_Phase]:
+def _phases(stay: Stay, span: Span, number: int, spell: Spell) -> list[Span]:
     """request.queued, .prefill and .decode of one spell, as far as it came."""
-    shares = list(spell.shares)
-    ends = [step_end(share.step) for share in shares]
-    over = max([spell.t_preempted if spell.t_preempted is not None else _end(stay), *ends])
-    phases = []
+
+    def phase(name: str, start: int, end: int) -> Span:
+        return span.child(f"request.{name}", Kind.INTERNAL, (start, end), number=number)
+
+    steps, prefills, scheduled, phases = spell.steps, spell.prefills, spell.t_scheduled, list[Span]()
+    over = spell.t_preempted if spell.t_preempted is not None else _end(stay)
+    over = max([over, *(step.t_end for step in steps[-IN_FLIGHT:])])
     if spell.t_queued is not None:
-        until = over if spell.t_scheduled is None else spell.t_scheduled
-        phases.append(_Phase(_phase(stay, "queued", number, (min(spell.t_queued, until), until)), []))
-    if spell.t_scheduled is None:
+        until = over if scheduled is None else scheduled
+        phases.append(phase("queued", min(spell.t_queued, until), until))
+    if scheduled is None:
         return phases
-    prefills = [share for share in shares if share.prefill]
-    decodes = [share for share in shares if not share.prefill]
-    prefilled = spell.t_scheduled
+    turn, num_decodes = scheduled, steps.total - len(prefills)
     if prefills:
-        prefilled = max(step_end(share.step) for share in prefills) if decodes else over
-        phases.append(_Phase(_prefill(stay, spell, number, prefilled), prefills))
-    if decodes:
-        start = min(prefilled, decodes[0].step.schedule.t0)
-        phases.append(_Phase(_decode(stay, spell, number, (start, over)), decodes))
+        turn = max(share.step.t_end for share in prefills[-IN_FLIGHT:]) if num_decodes else over
+        phases.append(phase("prefill", scheduled, turn))
+        phases[-1].attributes = {
+            "vllm_lite.chunks": len(prefills),
+            "vllm_lite.num_computed_tokens": sum(share.tokens for share in prefills),
+            "vllm_lite.num_cached_tokens": spell.num_cached_tokens,
+        }
+        phases[-1].links = [_link(share) for share in prefills]
+    if num_decodes:
+        first, last = steps[len(prefills)], steps[-1]
+        phases.append(phase("decode", min(turn, first.schedule.t0), over))
+        phases[-1].attributes = {"vllm_lite.num_steps": num_decodes}
+        phases[-1].links = [_link(step.share(spell.req)) for step in ((first,) if num_decodes == 1 else (first, last))]
     return phases
-
-
-def _phase(stay: Stay, name: str, number: int, t: tuple[int, int]) -> Span:
-    assert stay.receive is not None
-    parent, wall = stay.receive.span_id, stay.process.wall
-    span_id = derived_id(parent, name, number)
-    kind = Kind.INTERNAL
-    return Span(stay.process, stay.receive.trace_id, span_id, parent, f"request.{name}", kind, wall(t[0]), wall(t[1]))
-
-
-def _prefill(stay: Stay, spell: Spell, number: int, end: int) -> Span:
-    assert spell.t_scheduled is not None
-    span = _phase(stay, "prefill", number, (spell.t_scheduled, end))
-    span.attributes = {
-        "vllm_lite.chunks": spell.num_prefills,
-        "vllm_lite.num_computed_tokens": spell.num_prefill_tokens,
-        "vllm_lite.num_cached_tokens": spell.num_cached_tokens,
-    }
-    span.links = [_link(share) for share in spell.shares if share.prefill]
-    return span
-
-
-def _decode(stay: Stay, spell: Spell, number: int, t: tuple[int, int]) -> Span:
-    span = _phase(stay, "decode", number, t)
-    span.attributes = {"vllm_lite.num_steps": spell.shares.count - spell.num_prefills}
-    decodes = [share for share in spell.shares if not share.prefill]
-    span.links = [_link(share) for share in decodes[:1] + decodes[1:][-1:]]
-    return span
 
 
 def _link(share: Share) -> Link:
@@ -162,32 +129,24 @@ def _link(share: Share) -> Link:
     return Link(schedule.trace_id, schedule.span_id, {STEP_INDEX: schedule.step, "vllm_lite.num_tokens": share.tokens})
 
 
-def _steps(stay: Stay, span: Span, phases: list[_Phase]) -> list[Span]:
-    """Level 3: one child for each step, linked to the real step's span; the first and the last of a long answer."""
-    if stay.request is None or stay.request.accept.level < 3:
-        return []
-    parts = [(phase.span, share) for phase in phases for share in phase.shares]
+def _request_steps(stay: Stay, span: Span) -> list[Span]:
+    """Level 3: the request's part in each step, linked to the real step's span; of a long answer the first and last ones."""
+    parts: list[tuple[str, Share]] = []  # with the id of the phase it belongs to
+    for number, spell in enumerate(stay.spells):
+        decode, prefill = (derived_id(span.span_id, f"request.{name}", number) for name in ("decode", "prefill"))
+        parts += [(prefill if share.prefill else decode, share) for share in spell.shares]
     made = parts if len(parts) <= 2 * STEP_ENDS else parts[:STEP_ENDS] + parts[-STEP_ENDS:]
-    span.attributes["vllm_lite.steps_elided"] = sum(spell.shares.count for spell in stay.spells) - len(made)
-    return [_request_step(stay, span, parent, share) for parent, share in made]
+    span.attributes["vllm_lite.steps_elided"] = sum(spell.steps.total for spell in stay.spells) - len(made)
+    return [_request_step(span, parent, share) for parent, share in made]
 
 
-def _request_step(stay: Stay, span: Span, parent: Span, share: Share) -> Span:
-    wall, schedule = stay.process.wall, share.step.schedule
+def _request_step(span: Span, parent: str, share: Share) -> Span:
+    schedule, wall = share.step.schedule, span.process.wall
     attributes: Attributes = {
         STEP_INDEX: schedule.step,
         "vllm_lite.num_tokens": share.tokens,
         "vllm_lite.batch_size": schedule.num_requests,
     }
-    return Span(
-        stay.process,
-        span.trace_id,
-        derived_id(span.span_id, "step", schedule.step),
-        parent.span_id,
-        "request.step",
-        Kind.INTERNAL,
-        wall(schedule.t0),
-        wall(step_end(share.step)),
-        attributes,
-        links=[_link(share)],
-    )
+    span_id, start, end = derived_id(span.span_id, "step", schedule.step), wall(schedule.t0), wall(share.step.t_end)
+    kind, links = Kind.INTERNAL, [_link(share)]
+    return Span(span.process, span.trace_id, span_id, parent, "request.step", kind, start, end, attributes, links=links)

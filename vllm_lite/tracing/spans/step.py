@@ -1,21 +1,22 @@
-"""One step's trace in the engine core and its workers; the bag it ends in is in bag.py.
+"""One step's trace: the engine core, its workers, and each bag in the front end, sorted slice by slice.
 
-Process: readers. Knows: StepJourney, the conventions for names and attributes. Does not know: a request's phases.
+Process: readers. Knows: StepJourney and Bag, the conventions for names and attributes. Does not know: a request's phases.
 Mirrors: nothing in vLLM.
 """
 
 from __future__ import annotations
 
 from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.journey import StepJourney
+from vllm_lite.tracing.context import parse_traceparent
+from vllm_lite.tracing.journey import LATE, Bag, Letter, RequestJourney, Stay, StepJourney
 from vllm_lite.tracing.process import Process
-from vllm_lite.tracing.spans.bag import bag_spans
 from vllm_lite.tracing.spans.model import (
     ENGINE_DEAD,
     INCOMPLETE,
     REQUEST_ID,
     STEP_INDEX,
     Attributes,
+    Event,
     Kind,
     Link,
     Span,
@@ -23,19 +24,32 @@ from vllm_lite.tracing.spans.model import (
     known,
     messaging,
 )
-from vllm_lite.tracing.spans.stay import step_end
+
+_EVENT_NAMES = {rec.PUT: "collector.put", rec.STAPLED: "collector.merge", rec.KEPT_BACK: "collector.keep_back"}
 
 
 def step_spans(step: StepJourney) -> list[Span]:
     """All spans of the step's trace, the root first."""
     root = _root(step)
-    children = [_schedule(step), *_execute(step), *_update(step), *(_send(step, send) for send in step.sends)]
+    children = [_schedule(step, root), *_execute(step, root), *_update(step, root), *_sends(step, root)]
     root.end = max([root.end, *(span.end for span in children if span.parent_span_id == root.span_id)])
     return [root, *children, *(span for bag in step.bags for span in bag_spans(bag))]
 
 
+def bag_spans(bag: Bag) -> list[Span]:
+    """The bag in the front end and all below it; nothing for a bag whose step was not traced."""
+    sent_by = parse_traceparent(bag.sort.trace)
+    if sent_by is None:
+        return []
+    whole = _process(bag, sent_by.trace_id, sent_by.span_id)
+    return [whole, *_slices(bag, whole), *_aborts(bag, whole)]
+
+
+# ---- engine core and workers ----------------------------------------------------------------------------------------------
+
+
 def _root(step: StepJourney) -> Span:
-    schedule = step.schedule
+    schedule, wall = step.schedule, step.process.wall
     attributes: Attributes = {
         STEP_INDEX: schedule.step,
         "vllm_lite.num_requests": schedule.num_requests,
@@ -46,11 +60,8 @@ def _root(step: StepJourney) -> Span:
         "vllm_lite.kv.usage": schedule.kv_usage,
         "vllm_lite.preempted": len(schedule.preempted),
     }
-    span = _span(
-        step, "engine_core.step", Kind.INTERNAL, (schedule.t0, step_end(step)), schedule.span_id, attributes=attributes
-    )
-    span.parent_span_id = None
-    span.links = _links(step)
+    ids, times = (schedule.trace_id, schedule.span_id, None), (wall(schedule.t0), wall(step.t_end))
+    span = Span(step.process, *ids, "engine_core.step", Kind.INTERNAL, *times, attributes, links=_links(step))
     if step.update is None:
         span.attributes[INCOMPLETE] = True
         if step.process.died:
@@ -60,36 +71,34 @@ def _root(step: StepJourney) -> Span:
 
 def _links(step: StepJourney) -> list[Link]:
     """To the root span of each traced request in the step, with the tokens granted to all its samples."""
-    names: dict[tuple[str, str], str] = {}
-    granted: dict[tuple[str, str], int] = {}
+    links: list[Link] = []
+    sampled: dict[RequestJourney, int] = {}
     for stay, tokens in step.stays:
-        if stay.request is not None:
-            accept = stay.request.accept
-            key, name = (accept.trace_id, accept.span_id), accept.external_id
-        elif stay.receive is not None:  # its front end's spool is lost; the stay is the highest span there is
-            key, name = (stay.receive.trace_id, stay.receive.span_id), stay.receive.internal_id
-        else:
-            continue
-        names[key] = name
-        granted[key] = granted.get(key, 0) + tokens
-    return [Link(*key, {REQUEST_ID: name, "vllm_lite.num_tokens": granted[key]}) for key, name in names.items()]
+        if stay.request is not None and len(stay.request.posts) > 1:
+            sampled[stay.request] = sampled.get(stay.request, 0) + tokens
+        elif (link := stay.links.get(tokens)) is not None:
+            links.append(link)
+        elif stay.request is not None or stay.receive is not None:
+            links.append(stay.links.setdefault(tokens, _link(stay, tokens)))
+    return links + [_link(request.stays[0], tokens) for request, tokens in sampled.items()]
 
 
-def _span(step: StepJourney, name: str, kind: Kind, t: tuple[int, int], span_id: str, *, attributes: Attributes) -> Span:
-    """A span of the engine core right below the root."""
-    schedule, wall = step.schedule, step.process.wall
-    start, end = wall(t[0]), wall(t[1])
-    return Span(step.process, schedule.trace_id, span_id, schedule.span_id, name, kind, start, end, attributes)
+def _link(stay: Stay, tokens: int) -> Link:
+    if stay.request is not None:
+        accept = stay.request.accept
+        return Link(accept.trace_id, accept.span_id, {REQUEST_ID: accept.external_id, "vllm_lite.num_tokens": tokens})
+    # Its front end's spool is lost: the stay is the highest span there is.
+    assert stay.receive is not None
+    receive = stay.receive
+    return Link(receive.trace_id, receive.span_id, {REQUEST_ID: receive.internal_id, "vllm_lite.num_tokens": tokens})
 
 
-def _schedule(step: StepJourney) -> Span:
-    schedule = step.schedule
+def _schedule(step: StepJourney, root: Span) -> Span:
     attributes: Attributes = {"code.function.name": "vllm_lite.engine_core.scheduler.Scheduler.schedule"}
-    span_id = derived_id(schedule.span_id, "schedule")
-    return _span(step, "scheduler.schedule", Kind.INTERNAL, (schedule.t0, schedule.t1), span_id, attributes=attributes)
+    return root.child("scheduler.schedule", Kind.INTERNAL, (step.schedule.t0, step.schedule.t1), attributes)
 
 
-def _execute(step: StepJourney) -> list[Span]:
+def _execute(step: StepJourney, root: Span) -> list[Span]:
     """The executor's call and what each rank did in it."""
     execute = step.execute
     if execute is None:
@@ -98,12 +107,12 @@ def _execute(step: StepJourney) -> list[Span]:
         "code.function.name": "vllm_lite.engine_core.executor.abstract.Executor.execute_model",
         "vllm_lite.num_tokens": step.schedule.num_tokens,
     }
-    span = _span(step, "executor.execute_model", Kind.CLIENT, (execute.t0, execute.t1), execute.span_id, attributes=attributes)
-    return [span, *(part for process, work in step.works for part in _work(process, work))]
+    t = execute.t0, execute.t1
+    span = root.child("executor.execute_model", Kind.CLIENT, t, attributes, span_id=execute.span_id)
+    return [span, *(part for process, work in step.works for part in _work(process, work, span))]
 
 
-def _work(process: Process, work: rec.Work) -> list[Span]:
-    wall = process.wall
+def _work(process: Process, work: rec.Work, execute: Span) -> list[Span]:
     attributes = known(
         {
             "code.function.name": "vllm_lite.worker.worker.Worker.execute_model",
@@ -112,36 +121,13 @@ def _work(process: Process, work: rec.Work) -> list[Span]:
             "vllm_lite.device_time": None if work.device_ns is None else work.device_ns / 1e9,
         }
     )
-    times = {"prepare": (work.t0, work.t1), "forward": (work.t1, work.t2), "sample": (work.t2, work.t3)}
-    whole = Span(
-        process,
-        work.trace_id,
-        work.span_id,
-        work.parent_span_id,
-        "worker.execute_model",
-        Kind.SERVER,
-        wall(work.t0),
-        wall(work.t3),
-        attributes,
-        remote_parent=True,
-    )
-    parts = [
-        Span(
-            process,
-            work.trace_id,
-            derived_id(work.span_id, name),
-            work.span_id,
-            f"worker.{name}",
-            Kind.INTERNAL,
-            wall(t0),
-            wall(t1),
-        )
-        for name, (t0, t1) in times.items()
-    ]
-    return [whole, *parts]
+    name, t = "worker.execute_model", (work.t0, work.t3)
+    whole = execute.child(name, Kind.SERVER, t, attributes, span_id=work.span_id, process=process)
+    parts = {"prepare": (work.t0, work.t1), "forward": (work.t1, work.t2), "sample": (work.t2, work.t3)}
+    return [whole, *(whole.child(f"worker.{part}", Kind.INTERNAL, times) for part, times in parts.items())]
 
 
-def _update(step: StepJourney) -> list[Span]:
+def _update(step: StepJourney, root: Span) -> list[Span]:
     update = step.update
     if update is None:
         return []
@@ -149,18 +135,88 @@ def _update(step: StepJourney) -> list[Span]:
         "code.function.name": "vllm_lite.engine_core.scheduler.Scheduler.update_from_output",
         "vllm_lite.num_finished": len(update.finished),
     }
-    span_id = derived_id(step.schedule.span_id, "update")
-    return [_span(step, "scheduler.update_from_output", Kind.INTERNAL, (update.t0, update.t1), span_id, attributes=attributes)]
+    return [root.child("scheduler.update_from_output", Kind.INTERNAL, (update.t0, update.t1), attributes)]
 
 
-def _send(step: StepJourney, send: rec.Send) -> Span:
-    """One client's bag on its way out: encoded and handed to the socket."""
+def _sends(step: StepJourney, root: Span) -> list[Span]:
+    """Each client's bag on its way out: encoded and handed to the socket."""
+    spans = []
+    for send in step.sends:
+        attributes: Attributes = {
+            **messaging("send", "send", "engine_core.outputs"),
+            "messaging.batch.message_count": send.num_outputs,
+            "messaging.message.body.size": send.body_size,
+            "vllm_lite.client_index": send.client_index,
+            "vllm_lite.queued_us": max(send.t0 - send.t_queued, 0) / 1000,
+            "vllm_lite.encode_us": (send.t1 - send.t0) / 1000,
+        }
+        t = send.t0, send.t2
+        spans.append(root.child("send engine_core.outputs", Kind.PRODUCER, t, attributes, span_id=send.span_id))
+    return spans
+
+
+# ---- front end ------------------------------------------------------------------------------------------------------------
+
+
+def _process(bag: Bag, trace_id: str, sender: str) -> Span:
+    sort, wall = bag.sort, bag.process.wall
     attributes: Attributes = {
-        **messaging("send", "send", "engine_core.outputs"),
-        "messaging.batch.message_count": send.num_outputs,
-        "messaging.message.body.size": send.body_size,
-        "vllm_lite.client_index": send.client_index,
-        "vllm_lite.queued_us": max(send.t0 - send.t_queued, 0) / 1000,
-        "vllm_lite.encode_us": (send.t1 - send.t0) / 1000,
+        **messaging("process", "process", "engine_core.outputs"),
+        "messaging.batch.message_count": sort.num_outputs,
+        "messaging.message.body.size": sort.body_size,
+        "vllm_lite.bag.index": sort.bag,
+        "vllm_lite.engine_index": sort.engine_index,
+        "vllm_lite.decode_us": (sort.t_decoded - sort.t_received) / 1000,
+        "vllm_lite.num_slices": len(sort.slices),
+        "vllm_lite.num_tokens": sort.num_tokens,
+        "vllm_lite.num_put": sort.num_put,
+        "vllm_lite.num_stapled": sort.num_stapled,
+        "vllm_lite.num_kept_back": sort.num_kept_back,
+        "vllm_lite.num_late": len(sort.late),
     }
-    return _span(step, "send engine_core.outputs", Kind.PRODUCER, (send.t0, send.t2), send.span_id, attributes=attributes)
+    name, times = "process engine_core.outputs", (wall(sort.t_received), wall(sort.t_done))
+    ids = trace_id, derived_id(sender, "sort"), sender
+    span = Span(bag.process, *ids, name, Kind.CONSUMER, *times, attributes, remote_parent=True)
+    span.events = [Event("letter.late", span.end, {"vllm_lite.internal_id": late, "tokens": n}) for late, n in sort.late]
+    if bag.send is not None and bag.step is not None:
+        span.attributes["vllm_lite.wire_us"] = max(span.start - bag.step.process.wall(bag.send.t2), 0) / 1000
+    else:  # the engine core was killed before it could write down what it had sent
+        span.parent_span_id = bag.step.schedule.span_id if bag.step else None
+        span.attributes[INCOMPLETE] = True
+    return span
+
+
+def _slices(bag: Bag, whole: Span) -> list[Span]:
+    spans: list[Span] = []
+    slices = bag.sort.slices
+    for index, (t0, t1, size) in enumerate(slices):
+        if index:
+            spans.append(whole.child("yield_to_loop", Kind.INTERNAL, (slices[index - 1][1], t0), number=index))
+        attributes: Attributes = {"vllm_lite.slice.index": index, "vllm_lite.slice.size": size}
+        span = whole.child("output_processor.slice", Kind.INTERNAL, (t0, t1), attributes, number=index)
+        span.events = [_event(letter, span.end) for letter in bag.letters if letter.slice == index and letter.fate != LATE]
+        spans.append(span)
+    return spans
+
+
+def _event(letter: Letter, t: int) -> Event:
+    attributes: Attributes = {"tokens": letter.tokens}
+    if letter.request is not None:
+        attributes[REQUEST_ID] = letter.request.accept.external_id
+    return Event(_EVENT_NAMES[letter.fate], t, attributes)
+
+
+def _aborts(bag: Bag, whole: Span) -> list[Span]:
+    """What this bag's stop strings made the front end send, linked to the abort span of each request."""
+    if not bag.aborts:
+        return []
+    attributes: Attributes = {
+        **messaging("send", "send", "engine_core.inputs"),
+        "messaging.batch.message_count": len(bag.aborts),
+        "vllm_lite.abort.reason": "stop_string",
+    }
+    times = [abort.t for _, abort in bag.aborts]
+    span = whole.child("send engine_core.abort", Kind.PRODUCER, (min(times), max(times)), attributes)
+    accepted = [(request.accept, abort.span_id) for request, abort in bag.aborts]
+    span.links = [Link(accept.trace_id, span_id, {REQUEST_ID: accept.external_id}) for accept, span_id in accepted]
+    return [span]

@@ -16,8 +16,7 @@ from typing import Any
 from vllm_lite.tracing.process import Process
 from vllm_lite.tracing.records import AttributeValue
 from vllm_lite.tracing.spans import Span
-from vllm_lite.tracing.spans.resource import resource_attributes
-from vllm_lite.tracing.writers.otlp_json import SCOPE
+from vllm_lite.tracing.spans.environment import SCOPE, resource_attributes
 
 
 def write_jaeger_json(spans: Iterable[Span], path: Path, environ: Mapping[str, str] | None = None) -> int:

@@ -14,13 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from vllm_lite import __version__
 from vllm_lite.tracing.process import Process
 from vllm_lite.tracing.records import AttributeValue
 from vllm_lite.tracing.spans import Event, Link, Span
-from vllm_lite.tracing.spans.resource import resource_attributes
+from vllm_lite.tracing.spans.environment import SCOPE, resource_attributes
 
-SCOPE = {"name": "vllm_lite.tracing", "version": __version__}
 LINE_SPANS = 1000
 _ERROR = 2  # Status.StatusCode
 _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200  # SpanFlags
@@ -68,7 +66,7 @@ def _span(span: Span) -> dict[str, Any]:
         "spanId": span.span_id,
         "traceState": span.tracestate,
         "parentSpanId": span.parent_span_id,
-        "flags": 1 | _HAS_IS_REMOTE | (_IS_REMOTE if span.remote_parent else 0),
+        "flags": _HAS_IS_REMOTE | (_IS_REMOTE if span.remote_parent and span.parent_span_id else 0),
         "name": span.name,
         "kind": int(span.kind),
         "startTimeUnixNano": str(span.start),
@@ -79,7 +77,7 @@ def _span(span: Span) -> dict[str, Any]:
         "droppedEventsCount": span.dropped_events,
         "links": [_link(link) for link in span.links],
         "droppedLinksCount": span.dropped_links,
-        "status": {} if span.error is None else {"code": _ERROR, "message": span.error},
+        "status": None if span.error is None else {"code": _ERROR, "message": span.error},
     }
     return {name: value for name, value in fields.items() if value not in (None, [], 0)}
 
@@ -89,7 +87,7 @@ def _event(event: Event) -> dict[str, Any]:
 
 
 def _link(link: Link) -> dict[str, Any]:
-    flags = 1 | _HAS_IS_REMOTE | _IS_REMOTE
+    flags = _HAS_IS_REMOTE | _IS_REMOTE
     return {"traceId": link.trace_id, "spanId": link.span_id, "attributes": _attributes(link.attributes), "flags": flags}
 
 
