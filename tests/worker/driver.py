@@ -15,6 +15,7 @@ from vllm_lite.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.wire.kv_cache_interface import KVCacheConfig
 from vllm_lite.wire.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
@@ -48,7 +49,7 @@ class DriverRequest:
     """What a scheduler would know of a request. `blocks` may start with blocks shared with others."""
 
     tokens: list[int]
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     num_prompt: int = 0
@@ -73,7 +74,7 @@ class Driver:
         self._preempted: list[str] = []
         self._steps = 0
 
-    def add(self, name: str, prompt: list[int], params: SamplingParams | None = None) -> DriverRequest:
+    def add(self, name: str, prompt: list[int], params: SamplingParams | PoolingParams | None = None) -> DriverRequest:
         request = DriverRequest(list(prompt), params or greedy(), num_prompt=len(prompt))
         self.requests[name] = request
         return request
@@ -127,10 +128,10 @@ class Driver:
                 cached.num_output_tokens.append(len(request.answer))
             else:
                 blocks = [list(request.blocks)]
+                sampling = request.params if isinstance(request.params, SamplingParams) else None
+                pooling = request.params if isinstance(request.params, PoolingParams) else None
                 new.append(
-                    NewRequestData(
-                        name, list(request.tokens), request.num_prompt, request.params, None, blocks, request.computed
-                    )
+                    NewRequestData(name, list(request.tokens), request.num_prompt, sampling, pooling, blocks, request.computed)
                 )
                 request.sent = True
             request.computed += count

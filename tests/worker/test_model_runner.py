@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.worker.driver import Driver, greedy, make_config
 from tests.worker.reference import generate, load_reference, logprobs
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
 
 ANSWER = 16
@@ -211,13 +212,16 @@ def test_a_request_whose_logits_are_broken_fails_alone(tiny_model_path: Path, re
     driver.add("bad", [5, 200, 7], greedy(logprobs=1))
     driver.add("good", [5, 6, 7])
     driver.add("sampled", [5, 200], SamplingParams(seed=1, max_tokens=None))
-    output = driver.step({"bad": 3, "good": 3, "sampled": 2})
-    assert set(output.errors) == {"bad", "sampled"}
+    driver.add("vector", [200, 5], PoolingParams())
+    output = driver.step({"bad": 3, "good": 3, "sampled": 2, "vector": 2})
+    assert set(output.errors) == {"bad", "sampled", "vector"}
     assert "not a number" in output.errors["bad"]
+    assert "not a number" in output.errors["vector"]
     rows = dict(zip(output.req_ids, output.sampled_token_ids, strict=True))
     assert rows["bad"] == rows["sampled"] == []
     driver.finish("bad")
     driver.finish("sampled")
+    driver.finish("vector")
     driver.step({"good": 1})
     driver.add("heir", [1] * 30)  # among others it gets the blocks of the failed ones, whose keys are not numbers
     answers = driver.run(6)

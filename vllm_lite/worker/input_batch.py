@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.wire.step import NewRequestData, SchedulerOutput
 from vllm_lite.worker.attention.metadata import AttentionMetadata
 from vllm_lite.worker.sampling_columns import SamplingColumns
@@ -24,7 +25,7 @@ class StepBatch:
     """What one step computes: B requests (those with one token first), T tokens.
 
     `rows` [B] in the InputBatch; `first_positions` [B] of each request's tokens; `token_ids` and `positions` [T]; `samples`
-    [B]: does the request reach the end of its known tokens, so that the next one is to be chosen.
+    [B]: does the request reach the end of its known tokens, so that the next one is to be chosen (never for embeddings).
     """
 
     req_ids: list[str]
@@ -51,6 +52,7 @@ class InputBatch:
         self._num_blocks = np.zeros(max_num_seqs, np.int64)
         self._block_table = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int64)
         self.sampling = SamplingColumns(max_num_seqs, vocab_size)
+        self.pooling: dict[int, PoolingParams] = {}  # rows whose requests want a vector instead of tokens
         self._seeds: dict[str, int] = {}
         self._random = np.random.default_rng(seed)
 
@@ -97,7 +99,10 @@ class InputBatch:
             slot_mapping=blocks * self._block_size + positions % self._block_size,
         )
         token_ids = self.token_ids[row_of_token, positions].astype(np.int64)
-        return StepBatch(req_ids, rows, first, token_ids, positions, ends >= self.num_tokens[rows], attention)
+        samples = ends >= self.num_tokens[rows]
+        if self.pooling:
+            samples &= ~np.isin(rows, list(self.pooling))
+        return StepBatch(req_ids, rows, first, token_ids, positions, samples, attention)
 
     def append(self, rows: Ints, token_ids: Ints) -> None:
         """Note one sampled token for each of `rows`."""
@@ -105,7 +110,6 @@ class InputBatch:
         self.num_tokens[rows] += 1
 
     def _add(self, new: NewRequestData) -> None:
-        assert new.sampling_params is not None
         row = self._row_of[new.req_id] = self._free_rows.pop()
         count = len(new.prefill_token_ids)
         self.token_ids[row, :count] = new.prefill_token_ids
@@ -114,6 +118,10 @@ class InputBatch:
         self._num_computed[row] = new.num_computed_tokens
         self._num_blocks[row] = 0
         self._append_blocks(row, new.block_ids[0])
+        if new.pooling_params is not None:
+            self.pooling[row] = new.pooling_params
+            return
+        assert new.sampling_params is not None
         seed = new.sampling_params.seed
         if seed is None:  # drawn once and kept over preemptions, so that scheduling changes no token
             seed = self._seeds.setdefault(new.req_id, int(self._random.integers(2**63)))
@@ -129,4 +137,5 @@ class InputBatch:
         row = self._row_of.pop(req_id, None)
         if row is not None:
             self.sampling.clear(row)
+            self.pooling.pop(row, None)
             self._free_rows.append(row)

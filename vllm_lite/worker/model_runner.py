@@ -32,6 +32,7 @@ from vllm_lite.worker.cuda_graphs import Capture, DecodeGraphs, graph_sizes, pad
 from vllm_lite.worker.device import dtype_name
 from vllm_lite.worker.input_batch import InputBatch, StepBatch
 from vllm_lite.worker.logprobs import PromptPart, gather_logprobs, prompt_logprobs, prompt_parts, row_of
+from vllm_lite.worker.pooler import Pooler, hidden_states_kept
 from vllm_lite.worker.probe import attention_noted, probe_model
 from vllm_lite.worker.sampler import NO_TOKEN, Sampler, SamplerOutput
 from vllm_lite.worker.step_buffer import StepBuffer
@@ -59,12 +60,13 @@ class StepClock:
 @dataclass(slots=True)
 class ComputedStep:
     """A step between its forward pass and its sampling. `logits` [n + m, V]: the n requests `sampled` (indices into the step)
-    whose next token is due, then the m prompt tokens of `parts`."""
+    whose next token is due, then the m prompt tokens of `parts`. `hidden` [T, hidden_size] where a request wants a vector."""
 
     step: StepBatch
     sampled: npt.NDArray[np.int64]
     parts: list[PromptPart]
     logits: torch.Tensor
+    hidden: torch.Tensor | None
 
 
 class ModelRunner:
@@ -85,6 +87,7 @@ class ModelRunner:
         self.replays = self.backend.capturable and not model_config.enforce_eager
         self._graphs = DecodeGraphs(graph_sizes(self._max_num_seqs, 2 if model_config.compile else 1))
         self._sampler = Sampler(device)
+        self._pooler = Pooler()
         self._batch = InputBatch(
             self._max_num_seqs, model_config.max_model_len, self._block_size, model.config.vocab_size, model_config.seed
         )
@@ -165,6 +168,7 @@ class ModelRunner:
         """Forward pass of a step. None: `sample_tokens` has the result; an output where there was nothing to compute."""
         clock = self.clock = StepClock(now_ns())
         self._batch.update(plan)
+        self._pooler.forget(plan.finished_req_ids)
         if not plan.num_scheduled_tokens:
             return ModelRunnerOutput([], [])
         step = self._batch.step(plan.num_scheduled_tokens)
@@ -179,9 +183,15 @@ class ModelRunner:
         if plan.step_trace is not None and self._device.type == "cuda":
             clock.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
             clock.events[0].record()
-        logits = self._run(*inputs) if size is None else self._graphs.replay(size)
+        hidden = None
+        if not self._batch.pooling.keys().isdisjoint(step.rows.tolist()):
+            with hidden_states_kept(self._model) as kept:
+                logits = self._forward(*inputs)
+            hidden = kept[0][0]
+        else:
+            logits = self._run(*inputs) if size is None else self._graphs.replay(size)
         clock.t2 = now_ns()
-        self._computed = ComputedStep(step, sampled, parts, logits)
+        self._computed = ComputedStep(step, sampled, parts, logits, hidden)
         return None
 
     @torch.inference_mode()
@@ -211,7 +221,8 @@ class ModelRunner:
             else:
                 answers[index] = [token_id]
         logprobs = None if chosen is None else self._logprobs(step, sampled, token_ids, chosen)
-        return ModelRunnerOutput(step.req_ids, answers, logprobs, found, errors=errors)
+        vectors = None if computed.hidden is None else self._pooler.collect(computed.hidden, step, batch, errors)
+        return ModelRunnerOutput(step.req_ids, answers, logprobs, found, vectors, errors)
 
     def _graph_size(self, step: StepBatch, rows: npt.NDArray[np.int64]) -> int | None:
         """The captured size for a step of decodes whose last tokens are all that is asked for."""
