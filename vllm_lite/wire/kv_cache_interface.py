@@ -12,7 +12,8 @@ DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int64":
 
 
 class FullAttentionSpec(msgspec.Struct, array_like=True, frozen=True):
-    """The KV cache of one layer: K is [num_blocks * block_size, num_kv_heads, head_size], V likewise with `head_size_v`.
+    """The KV cache of one layer: K holds num_blocks * block_size slots of [num_kv_heads, head_size], V likewise with
+    `head_size_v`; their order in memory is the attention backend's choice.
 
     `sliding_window` narrows what is read, not what is kept.
     """
