@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -20,8 +21,14 @@ def generate() -> ModuleType:
     return module
 
 
+def stale(page: Path, made: str) -> set[str]:
+    """Lines that only one of the two has; all lines where no more than their order differs."""
+    kept = page.read_text()
+    return set() if kept == made else set(kept.splitlines()) ^ set(made.splitlines()) or set(made.splitlines())
+
+
 def test_the_map_is_up_to_date(generate: ModuleType) -> None:
-    assert (ROOT / "docs" / "map.md").read_text() == generate.map_page()
+    assert stale(ROOT / "docs" / "map.md", generate.map_page()) == set()
 
 
 def test_every_module_with_code_is_on_the_map(generate: ModuleType) -> None:
@@ -30,4 +37,4 @@ def test_every_module_with_code_is_on_the_map(generate: ModuleType) -> None:
 
 
 def test_the_stations_page_is_up_to_date(generate: ModuleType) -> None:
-    assert (ROOT / "docs" / "stations.md").read_text() == generate.stations_page()
+    assert stale(ROOT / "docs" / "stations.md", generate.stations_page()) == set()
