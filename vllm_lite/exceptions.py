@@ -27,6 +27,10 @@ class QueueOverflowError(RuntimeError):
     """Too many requests or tokens already wait; try again later (HTTP 503)."""
 
 
+class MaxQueuedTokensError(QueueOverflowError):
+    """The same, because of the waiting prompt tokens and not of the requests."""
+
+
 class UnsupportedModelError(VLLMClientError):
     """The model cannot be served; the text says which property of it stands in the way."""
 

@@ -424,8 +424,6 @@ async def test_shutdown_from_another_thread(make: Maker) -> None:
     ("options", "error", "words"),
     [
         ({"executor_class": object}, VLLMValidationError, "executor_class must be None"),
-        ({"stat_loggers": []}, NotImplementedError, "stat loggers"),
-        ({"aggregate_engine_logging": True}, NotImplementedError, "stat loggers"),
         ({"client_addresses": {}}, NotImplementedError, "several API servers"),
         ({"client_count": 2}, NotImplementedError, "several API servers"),
         ({"client_index": 1}, NotImplementedError, "several API servers"),

@@ -16,6 +16,7 @@ from vllm_lite.frontend.output_handler import CHUNK_SIZE, OutputHandler
 from vllm_lite.frontend.output_processor import OutputProcessor, OutputProcessorOutput
 from vllm_lite.frontend.stamps import Stamps
 from vllm_lite.frontend.tokenizer import Tokenizer
+from vllm_lite.metrics.loggers import StatLoggerManager
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tracing.journey.load import load_run
@@ -53,10 +54,10 @@ async def test_slices_of_128_with_a_turn_for_others_between(
     turns: list[int | str] = []
     process = processor.process_outputs
 
-    def noting(rows: Sequence[EngineCoreOutput], stamp: Any) -> OutputProcessorOutput:
+    def noting(rows: Sequence[EngineCoreOutput], *_: Any) -> OutputProcessorOutput:
         turns.append(len(rows))
         asyncio.get_running_loop().call_soon(turns.append, "others")
-        return process(rows, stamp)
+        return process(rows)
 
     monkeypatch.setattr(processor, "process_outputs", noting)
     rows = [row(f"r{i}", ids("x")) for i in range(300)]
@@ -68,7 +69,7 @@ async def test_slices_of_128_with_a_turn_for_others_between(
 async def test_the_size_of_a_slice_is_an_option(processor: OutputProcessor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CHUNK_SIZE, "2")
     sizes: list[int] = []
-    monkeypatch.setattr(processor, "process_outputs", lambda rows, _: sizes.append(len(rows)) or OutputProcessorOutput())
+    monkeypatch.setattr(processor, "process_outputs", lambda rows, *_: sizes.append(len(rows)) or OutputProcessorOutput())
     await OutputHandler(scripted([row("r", [])] * 5), processor, None).run()
     assert sizes == [2, 2, 1]
 
@@ -118,14 +119,25 @@ async def test_a_fault_of_its_own_reaches_every_caller(processor: OutputProcesso
     assert "the output handler failed" in caplog.text
 
 
-async def test_scheduler_stats_are_kept(processor: OutputProcessor) -> None:
-    client = FakeClient()
-    client.put(scheduler_stats=SchedulerStats(num_running_reqs=3))
-    client.put(row("r", []))
+async def test_each_bag_is_counted_once(processor: OutputProcessor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CHUNK_SIZE, "1")
+    told: list[tuple[SchedulerStats | None, int | None, int]] = []
+
+    class Manager(StatLoggerManager):
+        def __init__(self) -> None: ...
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: None = None, engine_idx: int = 0) -> None:
+            told.append((scheduler_stats, iteration_stats and iteration_stats.num_generation_tokens, engine_idx))
+
+    processor.log_stats = True
+    for name in "ab":
+        add(processor, name)
+    client, stats = FakeClient(), SchedulerStats(num_running_reqs=3)
+    client.put(scheduler_stats=stats)
+    client.put(row("a", ids("xy")), row("b", ids("z")), row("gone", ids("z")), engine_index=1)
     client.fail(DEAD)
-    handler = OutputHandler(client, processor, None)
-    await handler.run()
-    assert handler.scheduler_stats == SchedulerStats(num_running_reqs=3)
+    await OutputHandler(client, processor, None, Manager()).run()
+    assert told == [(stats, None, 0), (None, 3, 1)]
 
 
 async def test_a_bag_is_stamped(processor: OutputProcessor) -> None:

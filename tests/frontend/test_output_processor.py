@@ -79,7 +79,7 @@ def test_rows_go_to_their_mailboxes(processor: OutputProcessor) -> None:
 def test_case_4_unknown_rows_are_passed_over(processor: OutputProcessor) -> None:
     collector = add(processor, "a")
     stamp = BagStamp()
-    processor.process_outputs([row("gone", [1, 2]), row("a", ids("x"))], stamp)
+    processor.process_outputs([row("gone", [1, 2]), row("a", ids("x"))], stamp=stamp)
     assert taken(collector).outputs[0].text == "x"
     assert (stamp.late, stamp.letters) == ([("gone", 2)], [(None, ids("x"), "p")])
 
@@ -148,7 +148,7 @@ def test_the_engines_interval_is_kept_back(tiny_tokenizer: Tokenizer) -> None:
     processor, stamp = OutputProcessor(tiny_tokenizer, stream_interval=2), BagStamp()
     collector = add(processor)
     for text in "abc":
-        processor.process_outputs([row("r", ids(text))], stamp)
+        processor.process_outputs([row("r", ids(text))], stamp=stamp)
     assert [fate for _, _, fate in stamp.letters] == ["p", "k", "s"]
     assert taken(collector).outputs[0].text == "abc"
 

@@ -8,7 +8,7 @@ Mirrors: vllm/v1/engine/admission_control.py
 from __future__ import annotations
 
 from vllm_lite.config import SchedulerConfig
-from vllm_lite.exceptions import QueueOverflowError
+from vllm_lite.exceptions import MaxQueuedTokensError, QueueOverflowError
 
 
 class AdmissionControl:
@@ -31,6 +31,6 @@ class AdmissionControl:
             )
         most = self.max_num_queued_tokens
         if most is not None and num_queued_tokens >= most:
-            raise QueueOverflowError(
+            raise MaxQueuedTokensError(
                 f"{num_queued_tokens} prompt tokens wait and max_num_queued_tokens is {most}; try again later"
             )

@@ -18,7 +18,7 @@ from typing import Any
 from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import refuse
 from vllm_lite.engine_args import AsyncEngineArgs
-from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, QueueOverflowError, VLLMClientError
+from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, MaxQueuedTokensError, QueueOverflowError, VLLMClientError
 from vllm_lite.frontend.admission_control import AdmissionControl
 from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.control import EngineControl
@@ -29,6 +29,7 @@ from vllm_lite.frontend.parallel_sampling import children_of
 from vllm_lite.frontend.parts import EngineParts
 from vllm_lite.frontend.renderer import Prompt
 from vllm_lite.frontend.stamps import unsampled_headers
+from vllm_lite.metrics.loggers import StatLoggerFactory, StatLoggerManager, load_stat_logger_plugin_factories
 from vllm_lite.outputs import STREAM_FINISHED, PoolingRequestOutput, RequestOutput
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
@@ -58,24 +59,26 @@ class AsyncLLM(EngineControl):
         usage_context: object | None = None,
         log_requests: bool = False,
         start_engine_loop: bool = True,
-        stat_loggers: list[Any] | None = None,
+        stat_loggers: list[StatLoggerFactory] | None = None,
         aggregate_engine_logging: bool = False,
         client_addresses: dict[str, Any] | None = None,
         client_count: int = 1,
         client_index: int = 0,
     ) -> None:
-        _refuse_unserved(executor_class, stat_loggers, aggregate_engine_logging, client_addresses, (client_count, client_index))
+        _refuse_unserved(executor_class, client_addresses, (client_count, client_index))
         self.vllm_config = copy.deepcopy(vllm_config)  # it is completed below, and the caller may build a second engine from it
         self.model_config = self.vllm_config.model_config
         self.observability_config = self.vllm_config.observability_config
         self.log_requests = log_requests
-        self.log_stats = log_stats
+        custom = [*(stat_loggers or ()), *load_stat_logger_plugin_factories()]
+        self.log_stats = log_stats or bool(custom)
         self._parts = EngineParts()
         self._finalizer = weakref.finalize(self, EngineParts.close, self._parts)
         self._warned_of_headers = False
         self._supported_tasks: tuple[str, ...] | None = None
         try:
             self._build()
+            self._build_loggers(custom, default=log_stats, aggregate=aggregate_engine_logging)
         except BaseException:
             self.shutdown(timeout=0)
             raise
@@ -89,7 +92,7 @@ class AsyncLLM(EngineControl):
         *,
         start_engine_loop: bool = True,
         usage_context: object | None = None,
-        stat_loggers: list[Any] | None = None,
+        stat_loggers: list[StatLoggerFactory] | None = None,
         enable_log_requests: bool = False,
         aggregate_engine_logging: bool = False,
         disable_log_stats: bool = False,
@@ -118,7 +121,7 @@ class AsyncLLM(EngineControl):
         *,
         start_engine_loop: bool = True,
         usage_context: object | None = None,
-        stat_loggers: list[Any] | None = None,
+        stat_loggers: list[StatLoggerFactory] | None = None,
     ) -> AsyncLLM:
         """An engine of these options."""
         return cls(
@@ -131,13 +134,23 @@ class AsyncLLM(EngineControl):
     def _build(self) -> None:
         """In this order: what is cheap and may refuse the configuration comes before the processes."""
         parts, config = self._parts, self.vllm_config
-        self.renderer, self.output_processor = parts.build_desk(config)
+        self.renderer, self.output_processor = parts.build_desk(config, log_stats=self.log_stats)
         self.input_processor = InputProcessor(config, self.renderer)
         self._admission = AdmissionControl(config.scheduler_config)
         self._stamps = parts.build_stamps(config)
         self.engine_core = parts.engine_core = make_async_mp_client(config)
         take_ready(config, self.engine_core.ready)
-        self._handler = OutputHandler(self.engine_core, self.output_processor, self._stamps)
+
+    def _build_loggers(self, custom: list[StatLoggerFactory], *, default: bool, aggregate: bool) -> None:
+        """Once the engine is ready: a logger may want to know how large its KV cache is."""
+        self.logger_manager: StatLoggerManager | None = None
+        if self.log_stats:
+            indexes = range(len(self.engine_core.ready))
+            self.logger_manager = StatLoggerManager(
+                self.vllm_config, indexes, custom, enable_default_loggers=default, aggregate_engine_logging=aggregate
+            )
+            self.logger_manager.log_engine_initialized()
+        self._handler = OutputHandler(self.engine_core, self.output_processor, self._stamps, self.logger_manager)
 
     # ---- requests ----------------------------------------------------------------------------------------------------------
 
@@ -313,7 +326,13 @@ class AsyncLLM(EngineControl):
         self.input_processor.assign_request_id(request)
         collector = RequestOutputCollector(request.params.output_kind, request.request_id, trace, self._stamps)
         children, parent = children_of(request)
-        self.check_admission(len(children), request.request_id)
+        try:
+            self.check_admission(len(children), request.request_id)
+        except QueueOverflowError as error:
+            if self.logger_manager is not None:
+                kind = "max_num_queued_tokens" if isinstance(error, MaxQueuedTokensError) else "max_num_queued_reqs"
+                self.logger_manager.record_admission_rejection(kind)
+            raise
         registered: list[str] = []
         try:
             for index, child in enumerate(children):
@@ -411,16 +430,12 @@ class AsyncLLM(EngineControl):
 
 def _refuse_unserved(
     executor_class: object,
-    stat_loggers: object,
-    aggregate_engine_logging: bool,
     client_addresses: object,
     client_place: tuple[int, int],
 ) -> None:
     if executor_class is not None:
         accepted = "None: the engine core picks it by --distributed-executor-backend"
         raise refuse("executor_class", executor_class, accepted)
-    if stat_loggers is not None or aggregate_engine_logging:
-        raise NotImplementedError("stat loggers are not in this release; leave stat_loggers and aggregate_engine_logging alone")
     if client_addresses is not None or client_place != (1, 0):
         raise NotImplementedError("several API servers on one engine are not in this release; leave client_addresses alone")
 

@@ -7,19 +7,16 @@ Mirrors: vllm/v1/engine/async_llm.py (its control methods)
 
 from __future__ import annotations
 
-import logging
 from typing import Any, get_args
 
 from vllm_lite.config.checks import check_bool, check_choice, check_int, refuse
 from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.core_client import EngineCoreClient
-from vllm_lite.frontend.output_handler import OutputHandler
 from vllm_lite.frontend.parts import EngineParts
 from vllm_lite.frontend.protocol import EngineClient, PauseMode
 from vllm_lite.frontend.stamps import Stamps
 from vllm_lite.frontend.tokenizer import Tokenizer
-
-logger = logging.getLogger(__name__)
+from vllm_lite.metrics.loggers import StatLoggerManager
 
 HEALTH_SECONDS = 5.0
 
@@ -28,9 +25,8 @@ class EngineControl(EngineClient):
     """The half of AsyncLLM that does not carry requests."""
 
     engine_core: EngineCoreClient
-    log_stats: bool
+    logger_manager: StatLoggerManager | None  # None with log_stats off
     _parts: EngineParts
-    _handler: OutputHandler
     _stamps: Stamps
 
     # ---- state -------------------------------------------------------------------------------------------------------------
@@ -84,11 +80,9 @@ class EngineControl(EngineClient):
         return self._stamps.level > 0
 
     async def do_log_stats(self) -> None:
-        """Log what the last bag said of the engine core's state."""
-        stats = self._handler.scheduler_stats
-        if self.log_stats and stats is not None:
-            counts = stats.num_running_reqs, stats.num_waiting_reqs, 100 * stats.kv_cache_usage
-            logger.info("running %d requests, waiting %d, KV cache used %.1f %%", *counts)
+        """Let every stat logger report what came since the last call."""
+        if self.logger_manager is not None:
+            self.logger_manager.log()
 
     async def start_profile(
         self, profile_prefix: str | None = None, *, delay_iterations: int | None = None, max_iterations: int | None = None
@@ -153,10 +147,15 @@ class EngineControl(EngineClient):
         check_int("level", level, 0, 2)
         check_choice("mode", mode, get_args(PauseMode))
         await self.engine_core.call_utility_all_async("sleep", level, mode)
+        if self.logger_manager is not None:
+            self.logger_manager.record_sleep_state(1, level)
 
     async def wake_up(self, tags: list[str] | None = None) -> bool:
         """Take memory back: "weights", "kv_cache", or both; True, and the engine goes on, where nothing sleeps any more."""
-        return all(await self.engine_core.call_utility_all_async("wake_up", tags))
+        awake = all(await self.engine_core.call_utility_all_async("wake_up", tags))
+        if awake and self.logger_manager is not None:
+            self.logger_manager.record_sleep_state(0, 0)
+        return awake
 
     async def is_sleeping(self) -> bool:
         """Whether the engine is paused or any part of it sleeps. RuntimeError where engine cores disagree."""

@@ -57,7 +57,7 @@ class LLMEngine:
 
     def _build(self, multiprocess_mode: bool) -> None:
         parts, config = self._parts, self.vllm_config
-        self.renderer, self.output_processor = parts.build_desk(config)
+        self.renderer, self.output_processor = parts.build_desk(config, log_stats=False)
         self.input_processor = InputProcessor(config, self.renderer)
         self._stamps: Stamps | None = parts.build_stamps(config) if multiprocess_mode else None
         self.engine_core = parts.engine_core = make_client(config, multiprocess_mode=multiprocess_mode)
@@ -188,7 +188,7 @@ class LLMEngine:
         outputs, stamps = bag.outputs, self._stamps
         stamp = None if stamps is None else stamps.open_bag()
         t0 = now_ns()
-        processed = self.output_processor.process_outputs(outputs.outputs, stamp)
+        processed = self.output_processor.process_outputs(outputs.outputs, stamp=stamp)
         if processed.reqs_to_abort:
             self._abort_stopped(processed.reqs_to_abort)
         if stamp is not None and stamps is not None:

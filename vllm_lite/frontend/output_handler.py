@@ -17,8 +17,9 @@ from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.core_client import Bag, EngineCoreClient
 from vllm_lite.frontend.output_processor import OutputProcessor
 from vllm_lite.frontend.stamps import Stamps
+from vllm_lite.metrics.loggers import StatLoggerManager
+from vllm_lite.metrics.stats import IterationStats
 from vllm_lite.tracing.recorder import now_ns
-from vllm_lite.wire.stats import SchedulerStats
 
 logger = logging.getLogger(__name__)
 
@@ -27,26 +28,29 @@ DEFAULT_CHUNK_SIZE = "128"
 
 
 class OutputHandler:
-    """Sorts bags until the engine is dead. `scheduler_stats` is what the last bag said of the engine core's state."""
+    """Sorts bags until the engine is dead. `stat_logger` is told of each bag once; None: nothing is counted."""
 
-    def __init__(self, engine_core: EngineCoreClient, output_processor: OutputProcessor, stamps: Stamps | None) -> None:
+    def __init__(
+        self,
+        engine_core: EngineCoreClient,
+        output_processor: OutputProcessor,
+        stamps: Stamps | None,
+        stat_logger: StatLoggerManager | None = None,
+    ) -> None:
         self._engine_core = engine_core
         self._output_processor = output_processor
         self._stamps = stamps
+        self._stat_logger = stat_logger
         chunk_size = os.environ.get(CHUNK_SIZE, DEFAULT_CHUNK_SIZE)
         if not chunk_size.isdecimal() or int(chunk_size) == 0:
             raise refuse(CHUNK_SIZE, chunk_size, "an integer >= 1")
         self._chunk_size = int(chunk_size)
-        self.scheduler_stats: SchedulerStats | None = None
 
     async def run(self) -> None:
         """The task's body. Any error ends it and reaches every caller that waits."""
         try:
             while True:
-                bag = await self._engine_core.get_bag_async()
-                if bag.outputs.scheduler_stats is not None:
-                    self.scheduler_stats = bag.outputs.scheduler_stats
-                await self._sort(bag)
+                await self._sort(await self._engine_core.get_bag_async())
         except EngineDeadError as error:
             index = self._engine_core.dead_engine_index
             if index is not None:
@@ -60,21 +64,24 @@ class OutputHandler:
 
     async def _sort(self, bag: Bag) -> None:
         """In slices, so that a large bag does not keep the loop from everything else."""
-        rows = bag.outputs.outputs
+        outputs, rows = bag.outputs, bag.outputs.outputs
+        stats = IterationStats() if self._stat_logger is not None and rows else None
         stamp = None if self._stamps is None else self._stamps.open_bag()
         for start in range(0, len(rows), self._chunk_size):
             if start:
                 await asyncio.sleep(0)
             t0 = 0 if stamp is None else now_ns()
             chunk = rows[start : start + self._chunk_size]
-            processed = self._output_processor.process_outputs(chunk, stamp)
+            processed = self._output_processor.process_outputs(chunk, outputs.timestamp, stats, stamp)
             if stamp is not None:
                 stamp.slices.append((t0, now_ns(), len(chunk)))
             if processed.reqs_to_abort:
                 await send_abort(self._engine_core, processed.reqs_to_abort, "stop_string", self._stamps)
         if stamp is not None and self._stamps is not None:
             arrival = (bag.t_received, bag.t_decoded, bag.body_size)
-            self._stamps.sort(stamp, bag.outputs.engine_index, bag.outputs.step_trace, arrival)
+            self._stamps.sort(stamp, outputs.engine_index, outputs.step_trace, arrival)
+        if self._stat_logger is not None:
+            self._stat_logger.record(outputs.scheduler_stats, stats, engine_idx=outputs.engine_index)
 
 
 async def send_abort(engine_core: EngineCoreClient, internal_ids: Sequence[str], reason: str, stamps: Stamps | None) -> None:

@@ -18,6 +18,7 @@ from vllm_lite.frontend.parallel_sampling import ParentRequest
 from vllm_lite.frontend.request_state import RequestState
 from vllm_lite.frontend.stamps import BagStamp
 from vllm_lite.frontend.tokenizer import Tokenizer
+from vllm_lite.metrics.stats import IterationStats
 from vllm_lite.outputs import PoolingRequestOutput, RequestOutput
 from vllm_lite.tracing.recorder import now_ns
 from vllm_lite.tracing.records import KEPT_BACK
@@ -40,8 +41,9 @@ class OutputProcessorOutput:
 class OutputProcessor:
     """Keeps the state of requests in flight. `stream_interval` is the engine's own; a request may ask for a longer one."""
 
-    def __init__(self, tokenizer: Tokenizer | None, *, stream_interval: int = 1) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, *, log_stats: bool = False, stream_interval: int = 1) -> None:
         self.tokenizer = tokenizer
+        self.log_stats = log_stats
         self.stream_interval = stream_interval
         self.request_states: dict[str, RequestState] = {}
         self.parent_requests: dict[str, ParentRequest] = {}
@@ -80,6 +82,7 @@ class OutputProcessor:
             request_index=request_index,
             queue=queue,
             stream_interval=self.stream_interval,
+            log_stats=self.log_stats,
         )
         if parent_req is not None:
             parent_req.child_requests.add(request_id)
@@ -89,9 +92,17 @@ class OutputProcessor:
         self._num_queued_tokens += len(state.prompt_token_ids)
 
     def process_outputs(
-        self, engine_core_outputs: Sequence[EngineCoreOutput], stamp: BagStamp | None = None
+        self,
+        engine_core_outputs: Sequence[EngineCoreOutput],
+        engine_core_timestamp: float | None = None,
+        iteration_stats: IterationStats | None = None,
+        stamp: BagStamp | None = None,
     ) -> OutputProcessorOutput:
-        """Sort rows into mailboxes. Rows of requests that are gone are passed over. `stamp` notes each letter's fate."""
+        """Sort rows into mailboxes. Rows of requests that are gone are passed over.
+
+        `iteration_stats` counts them, their times from `engine_core_timestamp` (the engine core's monotonic clock); `stamp`
+        notes each letter's fate.
+        """
         processed = OutputProcessorOutput()
         states = self.request_states
         for row in engine_core_outputs:
@@ -100,8 +111,12 @@ class OutputProcessor:
                 if stamp is not None:
                     stamp.late.append((row.request_id, len(row.new_token_ids)))
                 continue
+            if iteration_stats is not None:
+                _count(row, state, engine_core_timestamp or 0.0, iteration_stats)
             try:
                 self._sort(row, state, processed, stamp)
+                if iteration_stats is not None and states.get(row.request_id) is not state:
+                    _count_end(row, state, iteration_stats)
             except Exception as error:  # whatever it is, it is this request's alone
                 self._fail(state, error, processed)
         return processed
@@ -225,6 +240,34 @@ class OutputProcessor:
             parent.child_requests.discard(state.request_id)
             if not parent.child_requests:
                 self.parent_requests.pop(parent.request_id, None)
+
+
+def _count(row: EngineCoreOutput, state: RequestState, timestamp: float, iteration_stats: IterationStats) -> None:
+    """Before the row is sorted, since that makes the first row one like any other."""
+    if state.stats is not None:
+        num_prompt_tokens = len(state.prompt_token_ids) if state.is_prefilling else None
+        iteration_stats.update_from_output(row, timestamp, state.stats, num_prompt_tokens)
+
+
+def _count_end(row: EngineCoreOutput, state: RequestState, iteration_stats: IterationStats) -> None:
+    """The request ended with this row; without a reason from the engine core a stop string ended it."""
+    stats, params, parent = state.stats, state.sampling_params, state.parent_req
+    if stats is None:
+        return
+    iteration_stats.update_from_finished_request(
+        FinishReason.STOP if row.finish_reason is None else row.finish_reason,
+        state.external_req_id,
+        stats,
+        num_prompt_tokens=len(state.prompt_token_ids),
+        max_tokens_param=None if params is None else params.max_tokens,
+        num_cached_tokens=state.num_cached_tokens,
+    )
+    longest = stats.num_generation_tokens
+    if parent is not None:
+        longest = parent.max_num_generation_tokens = max(longest, parent.max_num_generation_tokens)
+    if parent is None or not parent.child_requests:
+        iteration_stats.max_num_generation_tokens_iter.append(longest)
+        iteration_stats.n_params_iter.append(1 if parent is None else parent.n)
 
 
 def _aborted(state: RequestState) -> RequestOutput | PoolingRequestOutput | None:

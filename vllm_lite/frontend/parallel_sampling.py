@@ -25,6 +25,7 @@ class ParentRequest:
         self.external_req_id = request.external_req_id
         self.sampling_params = request.sampling_params
         self.child_requests: set[str] = set()
+        self.max_num_generation_tokens = 0  # of the children that have ended
         self._final: list[CompletionOutput] = []
         self._shared_params: SamplingParams | None = None
 

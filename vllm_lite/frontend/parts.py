@@ -31,11 +31,11 @@ class EngineParts:
         self.engine_core: EngineCoreClient | SyncEngineCoreClient | None = None
         self.handler_task: asyncio.Task[None] | None = None
 
-    def build_desk(self, vllm_config: VllmConfig) -> tuple[Renderer, OutputProcessor]:
+    def build_desk(self, vllm_config: VllmConfig, *, log_stats: bool) -> tuple[Renderer, OutputProcessor]:
         """Where prompts are rendered and answers sorted."""
         self.renderer = Renderer.from_config(vllm_config)
         stream_interval = vllm_config.scheduler_config.stream_interval
-        self.output_processor = OutputProcessor(self.renderer.tokenizer, stream_interval=stream_interval)
+        self.output_processor = OutputProcessor(self.renderer.tokenizer, log_stats=log_stats, stream_interval=stream_interval)
         return self.renderer, self.output_processor
 
     def build_stamps(self, vllm_config: VllmConfig) -> Stamps:

@@ -16,6 +16,7 @@ from vllm_lite.frontend.detokenizer import IncrementalDetokenizer
 from vllm_lite.frontend.logprobs import LogprobsProcessor
 from vllm_lite.frontend.parallel_sampling import ParentRequest
 from vllm_lite.frontend.tokenizer import Tokenizer
+from vllm_lite.metrics.stats import RequestStateStats
 from vllm_lite.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from vllm_lite.sampling_params import RequestOutputKind
 from vllm_lite.wire.messages import EngineCoreRequest, FinishReason
@@ -24,7 +25,8 @@ from vllm_lite.wire.messages import EngineCoreRequest, FinishReason
 class RequestState:
     """One request of the engine core: one answer, of perhaps several (`parent_req`, `request_index`) that a caller asked for.
 
-    `queue` is None where the caller polls. `stream_interval`: an output for the first token, then for every so many.
+    `queue` is None where the caller polls, `stats` where nothing is counted.
+    `stream_interval`: an output for the first token, then for every so many.
     """
 
     __slots__ = (
@@ -44,6 +46,8 @@ class RequestState:
         "queue",
         "request_id",
         "request_index",
+        "sampling_params",
+        "stats",
         "stream_interval",
         "trace",
     )
@@ -58,8 +62,9 @@ class RequestState:
         request_index: int = 0,
         queue: RequestOutputCollector | None = None,
         stream_interval: int = 1,
+        log_stats: bool = False,
     ) -> None:
-        params = request.sampling_params
+        params = self.sampling_params = request.sampling_params
         self.pooling = params is None
         self.request_id = request.request_id
         self.external_req_id = request.external_req_id or request.request_id
@@ -73,6 +78,7 @@ class RequestState:
         self.detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
         wants_logprobs = params is not None and (params.logprobs is not None or params.prompt_logprobs is not None)
         self.logprobs_processor = LogprobsProcessor(tokenizer, request) if wants_logprobs else None
+        self.stats = RequestStateStats(request.arrival_time) if log_stats else None
         self.is_prefilling = True
         self.num_cached_tokens = 0
         self._delta = request.params.output_kind is RequestOutputKind.DELTA

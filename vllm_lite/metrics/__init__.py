@@ -1,1 +1,1 @@
-"""Stat loggers."""
+"""What is counted of requests, steps and times, and who reports it."""
