@@ -44,7 +44,13 @@ def test_every_dependency_is_justified() -> None:
 
 
 # What brings an imported package, where that has another name; triton comes with the CUDA build of torch.
-IMPORTED_AS = {"opentelemetry": "opentelemetry-sdk", "zmq": "pyzmq", "huggingface_hub": "huggingface-hub", "prometheus_client": "prometheus-client", "triton": "torch"}
+IMPORTED_AS = {
+    "opentelemetry": "opentelemetry-sdk",
+    "zmq": "pyzmq",
+    "huggingface_hub": "huggingface-hub",
+    "prometheus_client": "prometheus-client",
+    "triton": "torch",
+}
 
 
 def test_every_import_is_a_declared_dependency() -> None:
