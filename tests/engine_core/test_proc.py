@@ -380,6 +380,7 @@ def test_a_start_that_fails_says_why(change: dict[str, Any], error_type: str, wo
     config = toy_config()
     config.model_config.max_model_len = change.get("max_model_len", 256)
     config.scheduler_config.async_scheduling = change.get("async")
+    config.parallel_config.distributed_executor_backend = "uni" if "async" in change else "toy"
     with CoreProcess(config) as core:
         core.shake_hands()
         failure = core.start_failure()

@@ -11,7 +11,6 @@ from tests.engine_core.harness import Bench, make_config, make_request
 from vllm_lite.engine_core.executor.toy import expected_tokens
 from vllm_lite.engine_core.request import RequestStatus
 from vllm_lite.engine_core.scheduler import check_stop
-from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.wire.messages import EngineCoreEventType, FinishReason
@@ -469,8 +468,3 @@ def test_a_request_that_fails_in_the_worker_ends_alone_and_leaves_nothing_to_be_
     assert b.answers["good"].token_ids == expected_tokens([1, 2, 3], 4)
     b.add("later", [*EIGHT, 8])
     assert b.step() == {"later": 9}
-
-
-def test_async_scheduling_is_refused_by_name() -> None:
-    with pytest.raises(VLLMValidationError, match="async_scheduling must be False or left out"):
-        bench(async_scheduling=True)

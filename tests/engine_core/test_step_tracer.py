@@ -80,7 +80,9 @@ def test_the_worker_runs_under_the_execute_span(run_dir: Path) -> None:
     add(core, "a", 1)
     seen = []
     execute_model = core.model_executor.execute_model
-    core.model_executor.execute_model = lambda plan: (seen.append(plan.step_trace), execute_model(plan))[1]  # type: ignore[method-assign, assignment]
+    core.model_executor.execute_model = lambda plan, non_block: (seen.append(plan.step_trace), execute_model(plan, non_block))[
+        1
+    ]  # type: ignore[method-assign, assignment]
     core.step()
     (schedule,), (execute,) = read(run_dir, "main", Schedule), read(run_dir, "main", Execute)
     assert seen == [f"00-{schedule.trace_id}-{execute.span_id}-01"]

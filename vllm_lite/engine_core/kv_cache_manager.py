@@ -87,8 +87,9 @@ class KVCacheManager:
             new = self.block_pool.get_new_blocks(missing)
             blocks.extend(new)
             new_blocks = KVCacheBlocks((new,))
-        if num_tokens // self.block_size > self._num_cached_blocks[request.request_id]:
-            self._cache_blocks(request, num_tokens)
+        num_known_tokens = min(num_tokens, request.num_tokens)  # the last may be a token that is yet to be sampled
+        if num_known_tokens // self.block_size > self._num_cached_blocks[request.request_id]:
+            self._cache_blocks(request, num_known_tokens)
         return new_blocks
 
     def get_block_ids(self, request_id: str) -> list[list[int]]:

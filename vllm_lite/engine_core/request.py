@@ -21,6 +21,8 @@ from vllm_lite.wire.step import LogprobsLists
 
 BlockHasher = Callable[["Request"], list[bytes]]
 
+NEVER = 1 << 62  # a step that does not come
+
 
 class RequestStatus(enum.IntEnum):
     """Where a request stands; everything after PREEMPTED is an end."""
@@ -56,8 +58,10 @@ class Request:
     """One request's life in the scheduler.
 
     `all_token_ids` is the prompt and the answer so far; it only ever grows, so a block hash once made stays true.
-    `num_computed_tokens` counts tokens that are computed or in the step being computed. `num_cached_tokens` is -1 until the
-    first look-up in the prefix cache. `trace` is the request's number in this process's spools, None where it is not traced.
+    `num_computed_tokens` counts tokens that are computed or in a step being computed, `num_output_placeholders` the tokens that
+    such steps are about to add to the answer. `first_step` is the step that admitted it last. `num_cached_tokens` is -1 until
+    the first look-up in the prefix cache. `trace` is the request's number in this process's spools, None where it is not
+    traced.
     Smaller sorts first: by priority, then by arrival.
     """
 
@@ -70,9 +74,11 @@ class Request:
         "cache_salt",
         "client_index",
         "events",
+        "first_step",
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
         "num_tokens",
@@ -117,6 +123,8 @@ class Request:
         self.status = RequestStatus.WAITING
         self.stop_reason: int | str | None = None
         self.num_computed_tokens = 0
+        self.num_output_placeholders = 0
+        self.first_step = NEVER
         self.num_cached_tokens = -1
         self.num_preemptions = 0
         self.events: list[EngineCoreEvent] = []

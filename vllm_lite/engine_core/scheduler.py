@@ -11,7 +11,6 @@ import enum
 from collections.abc import Iterable
 
 from vllm_lite.config import VllmConfig
-from vllm_lite.config.checks import refuse
 from vllm_lite.engine_core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm_lite.engine_core.request import Request, RequestStatus
 from vllm_lite.engine_core.request_queue import create_request_queue
@@ -34,12 +33,15 @@ class Scheduler:
 
     `running` is in order of admission. A request's `num_computed_tokens` moves when it is scheduled, not when its result comes,
     so that the next step can be planned from it. Only full results change a request: a chunk of a prompt yields no output.
+
+    With async scheduling a step may be planned while the one before it runs. A token that is not known yet is counted as a
+    placeholder; the worker, which takes steps in order, knows it in time. Whoever was preempted with such a token on its way
+    is admitted again once it has come.
     """
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, log_stats: bool = True) -> None:
         config = vllm_config.scheduler_config
-        if config.async_scheduling:
-            raise refuse("async_scheduling", True, "False or left out: each step is planned after the one before it ended")
+        self.async_scheduling = bool(config.async_scheduling)
         assert vllm_config.model_config.max_model_len is not None
         self.max_model_len = vllm_config.model_config.max_model_len
         self.max_num_scheduled_tokens = config.max_num_batched_tokens
@@ -121,19 +123,27 @@ class Scheduler:
                 [request.request_id for request in plan.running],
                 [plan.new_block_ids.get(request.request_id) for request in plan.running],
                 [request.num_computed_tokens for request in plan.running],
-                [request.num_tokens - request.num_prompt_tokens for request in plan.running],
+                [r.num_tokens + r.num_output_placeholders - r.num_prompt_tokens for r in plan.running],
             ),
             plan.num_scheduled_tokens,
             budget - plan.token_budget,
             self._finished_req_ids,
             self._preempted_req_ids,
         )
-        for request in plan.running:
-            request.num_computed_tokens += plan.num_scheduled_tokens[request.request_id]
-        for request in plan.admitted:
-            request.num_computed_tokens += plan.num_scheduled_tokens[request.request_id]
+        for requests in (plan.running, plan.admitted):
+            for request in requests:
+                request.num_computed_tokens += plan.num_scheduled_tokens[request.request_id]
+            if self.async_scheduling:
+                self._expect_tokens(requests)
         self._finished_req_ids, self._preempted_req_ids = [], []  # new lists: the plan keeps the old ones
         return output
+
+    def _expect_tokens(self, requests: list[Request]) -> None:
+        """Those whose known tokens are all scheduled now get one more from the step."""
+        for request in requests:
+            known = request.num_tokens + request.num_output_placeholders
+            if request.num_computed_tokens == known and request.pooling_params is None:
+                request.num_output_placeholders += 1
 
     def _prefill_limit(self) -> int:
         """The most tokens one request gets in this step; a threshold only holds while there is somebody to hold it for."""
@@ -147,7 +157,11 @@ class Scheduler:
         index = 0
         while index < len(running) and plan.token_budget > 0:
             request = running[index]
-            count = min(request.num_tokens - request.num_computed_tokens, plan.prefill_limit, plan.token_budget)
+            missing = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
+            if self.async_scheduling and (missing == 0 or self._ends_anyway(request)):
+                index += 1
+                continue
+            count = min(missing, plan.prefill_limit, plan.token_budget)
             blocks = allocate_slots(request, count)
             if blocks is None:
                 blocks = self._make_room(request, count, plan)
@@ -160,6 +174,13 @@ class Scheduler:
             plan.num_scheduled_tokens[request.request_id] = count
             plan.token_budget -= count
             index += 1
+
+    def _ends_anyway(self, request: Request) -> bool:
+        """True where a token on its way reaches a length limit, so that none may follow it."""
+        if not request.num_output_placeholders:
+            return False
+        known = request.num_tokens + request.num_output_placeholders
+        return known >= self.max_model_len or known - request.num_prompt_tokens >= request.max_tokens
 
     def _make_room(self, request: Request, count: int, plan: _StepPlan) -> KVCacheBlocks | None:
         """Preempt until `request` fits. None where it had to go itself."""
@@ -202,6 +223,8 @@ class Scheduler:
                 self._stop_waiting(request)
                 self._free_request(request)
                 continue
+            if request.num_output_placeholders:
+                return
             computed_blocks, num_computed_tokens = manager.get_computed_blocks(request)
             count = min(request.num_tokens - num_computed_tokens, plan.prefill_limit)
             if not self.chunked_prefill_enabled and count > plan.token_budget:
@@ -234,6 +257,7 @@ class Scheduler:
             request.num_cached_tokens = num_computed_tokens
             request.prefill_stats = PrefillStats(request.num_prompt_tokens, num_computed_tokens)
         request.status = RequestStatus.RUNNING
+        request.first_step = self._step
         request.num_computed_tokens = num_computed_tokens
         request.record_event(EngineCoreEventType.SCHEDULED)
         self.running.append(request)
@@ -256,17 +280,18 @@ class Scheduler:
     ) -> dict[int, EngineCoreOutputs]:
         """Give each request its new tokens, end those that are done; one bag for each client, by its index.
 
-        A request that was ended from outside while the step ran is skipped. Statistics ride in the first bag, or in one of
-        their own for client 0.
+        A request that was ended from outside while the step ran is skipped; one that was preempted still gets its token.
+        Statistics ride in the first bag, or in one of their own for client 0.
         """
+        requests, any_ended, step = self.requests, False, scheduler_output.step
         for request_id, prompt_logprobs in model_runner_output.prompt_logprobs.items():
-            if request_id in self.requests:
-                self.requests[request_id].add_prompt_logprobs(prompt_logprobs)
+            request = requests.get(request_id)
+            if request is not None and request.status == RequestStatus.RUNNING and request.first_step <= step:
+                request.add_prompt_logprobs(prompt_logprobs)
         outputs: dict[int, list[EngineCoreOutput]] = {}
-        requests, any_ended = self.requests, False
         for row, request_id in enumerate(model_runner_output.req_ids):
             request = requests.get(request_id)
-            if request is None:
+            if request is None or request.first_step > step:  # gone, or another of the same name, or computed anew
                 continue
             output = self._update_request(request, row, scheduler_output, model_runner_output)
             if output is None:
@@ -275,6 +300,8 @@ class Scheduler:
                 any_ended = True
                 output.finish_reason = request.get_finished_reason()
                 output.stop_reason = request.stop_reason
+                if request.num_preemptions:  # it may wait, with its last token on its way when it was preempted
+                    self.waiting.remove_requests((request_id,))
                 self._free_request(request)
             rows = outputs.get(request.client_index)
             if rows is None:
@@ -294,6 +321,8 @@ class Scheduler:
         if result.errors and request.request_id in result.errors:
             self._fail(request, result.errors[request.request_id], scheduler_output, output)
         elif token_ids:
+            if self.async_scheduling:
+                request.num_output_placeholders -= 1
             output.new_token_ids = self._append_tokens(request, token_ids)
             if result.logprobs is not None:
                 output.new_logprobs = result.logprobs[row]
@@ -321,8 +350,7 @@ class Scheduler:
         request.status = RequestStatus.FINISHED_ERROR
         output.new_token_ids = []
         output.error = error
-        scheduled = scheduler_output.num_scheduled_tokens[request.request_id]
-        self.kv_cache_manager.forget_uncomputed(request, request.num_computed_tokens - scheduled)
+        self.kv_cache_manager.forget_uncomputed(request, scheduler_output.num_computed_tokens(request.request_id))
 
     def _free_request(self, request: Request) -> None:
         self.kv_cache_manager.free(request)

@@ -54,6 +54,14 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     preempted_req_ids: list[str] = []
     step_trace: str | None = None
 
+    def num_computed_tokens(self, req_id: str) -> int:
+        """How many tokens of a scheduled request were computed before this step."""
+        for new in self.scheduled_new_reqs:
+            if new.req_id == req_id:
+                return new.num_computed_tokens
+        cached = self.scheduled_cached_reqs
+        return cached.num_computed_tokens[cached.req_ids.index(req_id)]
+
 
 class LogprobsLists(msgspec.Struct, array_like=True, gc=False):
     """Log probabilities of n positions, k candidates each, the sampled (or prompt) token first.

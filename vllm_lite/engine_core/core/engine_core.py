@@ -8,9 +8,10 @@ Mirrors: vllm/v1/engine/core.py (EngineCore)
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import refuse
@@ -29,6 +30,23 @@ from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 logger = logging.getLogger(__name__)
 
 StepFunction = Callable[[], tuple[dict[int, EngineCoreOutputs], bool]]
+
+
+class StepInFlight(NamedTuple):
+    """A step that was handed to the workers; without Futures where there was nothing to hand over."""
+
+    plan: SchedulerOutput
+    stamp: StepStamp | None
+    executed: Any
+    sampled: Any
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for it; raises what the workers raised, the forward pass first."""
+        output = self.executed.result() if self.executed is not None else ModelRunnerOutput([], [])
+        if self.sampled is not None:
+            output = self.sampled.result()
+        assert isinstance(output, ModelRunnerOutput)
+        return output
 
 
 class EngineCore(CoreControl):
@@ -52,6 +70,9 @@ class EngineCore(CoreControl):
         self._recorder = Recorder(trace_dir, "engine-core", "main") if trace_dir is not None else None
         self.step_tracer = StepTracer(self._recorder, observability.trace_steps)
         self.aborts_queue: SimpleQueue[EngineCoreAbort] = SimpleQueue()
+        scheduling = vllm_config.scheduler_config
+        scheduling.async_scheduling = _async_scheduling(scheduling.async_scheduling, executor_class)
+        self.batch_queue: deque[StepInFlight] = deque()  # with async scheduling: what runs or waits for the workers
         self.model_executor = executor_class(vllm_config)
         try:
             if executor_fail_callback is not None:
@@ -120,13 +141,13 @@ class EngineCore(CoreControl):
     # ---- a step --------------------------------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        """True while there is a step to plan."""
-        return self.scheduler.has_requests()
+        """True while there is a step to plan or a result to wait for."""
+        return bool(self.batch_queue) or self.scheduler.has_requests()
 
     @property
     def step_fn(self) -> StepFunction:
         """How this engine steps."""
-        return self.step
+        return self.step_with_batch_queue if self.scheduler.async_scheduling else self.step
 
     def step(self) -> tuple[dict[int, EngineCoreOutputs], bool]:
         """Schedule, execute, update: a bag for each client that gets something, and whether the model ran.
@@ -135,27 +156,47 @@ class EngineCore(CoreControl):
         """
         if not self.scheduler.has_requests():
             return {}, False
+        step = self._dispatch()
+        return self._finish(step), bool(step.plan.num_scheduled_tokens)
+
+    def step_with_batch_queue(self) -> tuple[dict[int, EngineCoreOutputs], bool]:
+        """Plan and dispatch one step, then wait for the oldest that is in flight, unless there is room for another one.
+
+        So the workers have their next step while the result of the last one is looked at. Returns as `step` does; without bags
+        where nothing was waited for.
+        """
+        queue, ran = self.batch_queue, False
+        if self.scheduler.has_requests():
+            step = self._dispatch()
+            if step.executed is not None:
+                queue.append(step)
+            ran = bool(step.plan.num_scheduled_tokens)
+            if ran and len(queue) < self.model_executor.max_concurrent_batches:
+                return {}, True
+        return (self._finish(queue.popleft()) if queue else {}), ran
+
+    def _dispatch(self) -> StepInFlight:
+        """Plan a step and hand it to the workers, unless it holds nothing at all."""
         tracer = self.step_tracer
         t0 = tracer.begin()
         plan = self.scheduler.schedule()
         stamp = tracer.scheduled(t0, self.scheduler, plan) if t0 else None
-        result = self._execute(plan, stamp)
+        if not (plan.num_scheduled_tokens or plan.finished_req_ids or plan.preempted_req_ids):
+            return StepInFlight(plan, stamp, None, None)
+        executed = self.model_executor.execute_model(plan, non_block=True)
+        sampled = self.model_executor.sample_tokens(non_block=True) if plan.num_scheduled_tokens else None
+        return StepInFlight(plan, stamp, executed, sampled)
+
+    def _finish(self, step: StepInFlight) -> dict[int, EngineCoreOutputs]:
+        """Wait for a step's result and tell the scheduler."""
+        result = step.result()
+        if step.stamp is not None:
+            self.step_tracer.executed(step.stamp)
         self._process_aborts_queue()
         t0 = now_ns()
-        bags = self.scheduler.update_from_output(plan, result)
-        tracer.updated(t0, stamp, bags)
-        return bags, plan.total_num_scheduled_tokens > 0
-
-    def _execute(self, plan: SchedulerOutput, stamp: StepStamp | None) -> ModelRunnerOutput:
-        result = self.model_executor.execute_model(plan)
-        if result is None:
-            sampled = self.model_executor.sample_tokens()
-            assert isinstance(sampled, ModelRunnerOutput)
-            result = sampled
-        assert isinstance(result, ModelRunnerOutput)
-        if stamp is not None:
-            self.step_tracer.executed(stamp)
-        return result
+        bags = self.scheduler.update_from_output(step.plan, result)
+        self.step_tracer.updated(t0, step.stamp, bags)
+        return bags
 
     def _process_aborts_queue(self) -> None:
         while not self.aborts_queue.empty():
@@ -180,3 +221,12 @@ class EngineCore(CoreControl):
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None
+
+
+def _async_scheduling(asked: bool | None, executor_class: type[Executor]) -> bool:
+    """Whether steps are planned ahead; refused where the executor runs each inside the call."""
+    if asked and executor_class.max_concurrent_batches == 1:
+        raise refuse(
+            "async_scheduling", True, f"False or left out with {executor_class.__name__}, which runs one step at a time"
+        )
+    return executor_class.async_scheduling_by_default if asked is None else asked

@@ -122,7 +122,7 @@ class EngineCoreProc(EngineCore):
             info["device"],
             config.model_config.vocab_size,
             config.parallel_config.distributed_executor_backend,
-            self.model_executor.max_concurrent_batches,
+            self.model_executor.max_concurrent_batches if self.scheduler.async_scheduling else 1,
             kv.num_blocks * kv.bytes_per_block,
             info["weights_bytes"],
             info["attention_backend"],

@@ -32,7 +32,8 @@ class Executor(ABC):
     once the weights are loaded. Every call raises RuntimeError after a worker died.
     """
 
-    max_concurrent_batches: int = 1  # steps that may be in flight; above 1 where execute_model returns at once
+    max_concurrent_batches: int = 1  # steps that may be in flight; above 1 where execute_model can return at once
+    async_scheduling_by_default: bool = False
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.vllm_config = vllm_config
@@ -61,7 +62,10 @@ class Executor(ABC):
     def execute_model(
         self, scheduler_output: SchedulerOutput, non_block: bool = False
     ) -> ModelRunnerOutput | Future[ModelRunnerOutput | None] | None:
-        """Run the forward pass. None: call `sample_tokens` for the result. With `non_block` a Future of the same."""
+        """Run the forward pass. None: call `sample_tokens` for the result. With `non_block` a Future of the same.
+
+        A result comes from here only where nothing was scheduled. Steps are taken in the order of the calls.
+        """
 
     @abstractmethod
     def sample_tokens(

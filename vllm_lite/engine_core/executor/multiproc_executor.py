@@ -87,6 +87,9 @@ class MultiprocExecutor(Executor):
     The constructor returns once every worker stands, and ends them all where one cannot come up.
     """
 
+    max_concurrent_batches = 2
+    async_scheduling_by_default = True
+
     def __init__(self, vllm_config: VllmConfig) -> None:
         super().__init__(vllm_config)
         self._encoder = MsgpackEncoder()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,7 @@ class ToyWorker:
         logprobs = pooled = None
         if self._error_token in request.token_ids:
             output.errors[request.req_id] = f"the toy was told to fail on token {self._error_token}"
+            request.token_ids.append(0)  # the next step may hold it already
         elif request.num_computed_tokens == len(request.token_ids):
             context = self._blocks[request.block_ids].reshape(-1)[: request.num_computed_tokens]
             if request.pooling_params is not None:
@@ -177,10 +179,27 @@ class ToyWorker:
 
 
 class ToyExecutor(UniProcExecutor):
-    """The toy as a place in the engine core's own process."""
+    """The toy in the engine core's own process; with async scheduling a thread of its own takes the steps, in order."""
+
+    max_concurrent_batches = 2
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        super().__init__(vllm_config)
+        self._thread = ThreadPoolExecutor(1, "toy") if vllm_config.scheduler_config.async_scheduling else None
 
     def _make_worker(self) -> ToyWorker:
         return ToyWorker(self.vllm_config)
+
+    def _submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self._thread is None:
+            return super()._submit(method, *args, **kwargs)
+        return self._thread.submit(getattr(self.worker, method), *args, **kwargs)
+
+    def shutdown(self) -> None:
+        """End the thread, drop every request."""
+        if self._thread is not None:
+            self._thread.shutdown()
+        super().shutdown()
 
 
 class _ToyRequest:

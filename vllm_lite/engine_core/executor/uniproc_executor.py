@@ -7,16 +7,13 @@ Mirrors: vllm/v1/executor/uniproc_executor.py
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.engine_core.executor.abstract import Executor
 from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
-
-T = TypeVar("T")
 
 
 class UniProcExecutor(Executor):
@@ -30,6 +27,15 @@ class UniProcExecutor(Executor):
         from vllm_lite.worker.worker import Worker
 
         return Worker(self.vllm_config, rank=0)
+
+    def _submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call one of the worker's methods; the Future is done."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(getattr(self.worker, method)(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
     def get_kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
         """The worker's answer."""
@@ -48,25 +54,21 @@ class UniProcExecutor(Executor):
         self, scheduler_output: SchedulerOutput, non_block: bool = False
     ) -> ModelRunnerOutput | Future[ModelRunnerOutput | None] | None:
         """Run the forward pass before returning."""
-        if non_block:
-            return _done(lambda: self.worker.execute_model(scheduler_output))
-        output: ModelRunnerOutput | None = self.worker.execute_model(scheduler_output)
-        return output
+        future: Future[ModelRunnerOutput | None] = self._submit("execute_model", scheduler_output)
+        return future if non_block else future.result()
 
     def sample_tokens(
         self, grammar_output: None = None, non_block: bool = False
     ) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
         """Sample before returning."""
-        if non_block:
-            return _done(lambda: self.worker.sample_tokens(grammar_output))
-        output: ModelRunnerOutput = self.worker.sample_tokens(grammar_output)
-        return output
+        future: Future[ModelRunnerOutput] = self._submit("sample_tokens", grammar_output)
+        return future if non_block else future.result()
 
     def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> list[Any]:
         """Call the worker's method; it runs inline, so `timeout` has nothing to interrupt."""
-        return [getattr(self.worker, method)(*args, **(kwargs or {}))]
+        return [self._submit(method, *args, **(kwargs or {})).result()]
 
     def check_health(self) -> None:
         """A worker in this process is alive while this process is."""
@@ -75,12 +77,3 @@ class UniProcExecutor(Executor):
     def shutdown(self) -> None:
         """Let the worker free what it holds."""
         self.worker.shutdown()
-
-
-def _done(call: Callable[[], T]) -> Future[T]:
-    future: Future[T] = Future()
-    try:
-        future.set_result(call())
-    except Exception as error:
-        future.set_exception(error)
-    return future
