@@ -247,6 +247,43 @@ def test_sigterm_ends_waiting_requests_as_aborted() -> None:
         assert core.wait() == 0
 
 
+def test_sigterm_lets_requests_end_where_time_was_given() -> None:
+    config = toy_config(toy_step_time=0.01)
+    config.shutdown_timeout = 60.0
+    with CoreProcess(config) as core:
+        core.start()
+        core.add("a", PROMPT, SamplingParams(max_tokens=150))
+        first = core.bag().outputs[0].new_token_ids
+        core.child.send_signal(signal.SIGTERM)
+        answers: dict[int, str | None] = {}
+        while not answers:  # calls are refused once the signal is known
+            core.utility(len(first), "is_sleeping")
+            bag = core.bag()
+            first += [token for row in bag.outputs for token in row.new_token_ids]
+            if bag.utility_output is not None and bag.utility_output.failure_message is not None:
+                answers[bag.utility_output.call_id] = bag.utility_output.failure_message
+        assert "RuntimeError: the engine is shutting down" in str(answers.values())
+        core.add("late", PROMPT)
+        rest = core.answers("a", "late")
+        assert (first + rest["a"][0], rest["a"][1]) == (expected_tokens(PROMPT, 150), "length")
+        assert rest["late"] == ([], "abort", None)
+        assert core.wait() == 0
+
+
+def test_requests_that_have_had_their_time_are_aborted() -> None:
+    config = toy_config(toy_step_time=0.02)
+    config.shutdown_timeout = 0.1
+    with CoreProcess(config) as core:
+        core.start()
+        core.add("a", PROMPT, SamplingParams(max_tokens=230))
+        core.bag()
+        core.child.send_signal(signal.SIGTERM)
+        tokens, reason, _ = core.answers("a")["a"]
+        assert reason == "abort"
+        assert 0 < len(tokens) < 200
+        assert core.wait() == 0
+
+
 def test_ctrl_c_is_not_for_the_core() -> None:
     with CoreProcess(toy_config()) as core:
         core.start()

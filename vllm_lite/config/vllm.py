@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_lite.config.cache import CacheConfig
-from vllm_lite.config.checks import check_choice, refuse
+from vllm_lite.config.checks import check_choice, check_number, refuse
 from vllm_lite.config.model import ModelConfig
 from vllm_lite.config.observability import ObservabilityConfig
 from vllm_lite.config.parallel import ParallelConfig
@@ -42,7 +42,10 @@ class DeviceConfig:
 
 @dataclass
 class VllmConfig:
-    """Everything an engine is built from. `additional_config` carries settings of plug-in executors, as in vLLM."""
+    """Everything an engine is built from. `additional_config` carries settings of plug-in executors, as in vLLM.
+
+    An engine core that is told to end gives its requests up after `shutdown_timeout` seconds; 0: at once.
+    """
 
     model_config: ModelConfig
     cache_config: CacheConfig = field(default_factory=CacheConfig)
@@ -52,8 +55,10 @@ class VllmConfig:
     device_config: DeviceConfig = field(default_factory=DeviceConfig)
     observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     additional_config: dict[str, Any] = field(default_factory=dict)
+    shutdown_timeout: float = 0.0
 
     def __post_init__(self) -> None:
+        check_number("shutdown_timeout", self.shutdown_timeout, 0.0)
         scheduler, model = self.scheduler_config, self.model_config
         room = scheduler.max_num_batched_tokens
         if not scheduler.enable_chunked_prefill and room < (model.max_model_len or 0):

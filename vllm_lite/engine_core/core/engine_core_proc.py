@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
@@ -85,6 +86,7 @@ class EngineCoreProc(EngineCore):
         self.input_queue: InputQueue = SimpleQueue()
         self.output_queue: OutputQueue = SimpleQueue()
         self._shutdown_requested = False
+        self._deadline = 0.0
         self._ctx = ctx
         super().__init__(vllm_config, executor_class, log_stats, lambda: self._fail("the executor failed"))
         trace_dir = vllm_config.observability_config.trace_dir
@@ -132,18 +134,22 @@ class EngineCoreProc(EngineCore):
     # ---- the loop ------------------------------------------------------------------------------------------------------------
 
     def run_busy_loop(self) -> None:
-        """Say READY, take in letters and run steps until shutdown is requested. Raises what makes the engine unusable."""
+        """Say READY, take in letters and run steps until shutdown is requested. Raises what makes the engine unusable.
+
+        Then requests get `shutdown_timeout` seconds to end; new ones are aborted.
+        """
         self._output_thread.start()
         self._input_thread.start()
         while True:
             self._process_input_queue()
-            if self._shutdown_requested:
+            if self._shutdown_requested and (not self.has_work() or time.monotonic() >= self._deadline):
                 break
             self._process_engine_step()
         self._abort_everything()
 
     def request_shutdown(self) -> None:
-        """End the loop after the step that runs now; may be called from a signal handler or another thread."""
+        """End the loop as soon as requests have ended or had their time; may be called from another thread."""
+        self._deadline = time.monotonic() + self.vllm_config.shutdown_timeout
         self._shutdown_requested = True
         self.input_queue.put((EngineCoreRequestType.WAKEUP, None))
 
@@ -186,10 +192,18 @@ class EngineCoreProc(EngineCore):
         self._send_end(rejected.client_index, rejected.request_id, FinishReason.ERROR, rejected.error)
 
     def _add(self, request: Request) -> None:
+        if self._shutdown_requested:
+            self._turn_away(request)
+            return
         try:
             self.add_request(request)
         except ValueError as error:  # a live request owns this id, so an answer under it would end the wrong one
             logger.error("dropped a request: %s", error)
+
+    def _turn_away(self, request: Request) -> None:
+        if request.trace is not None:
+            self.step_tracer.leave(request.trace, request.request_id, "shutdown", "waiting")
+        self.tell_aborted([request])
 
     def _call_utility(self, call: UtilityCall) -> None:
         """Run it and answer; a Future answers when it is done."""
@@ -197,6 +211,8 @@ class EngineCoreProc(EngineCore):
         try:
             if call.method not in UTILITY_METHODS:
                 raise NotImplementedError(f"the engine core has no method {call.method!r}")
+            if self._shutdown_requested:
+                raise RuntimeError("the engine is shutting down")
             value = getattr(self, call.method)(*call.args)
             if isinstance(value, Future):
                 result = value
