@@ -91,6 +91,8 @@ class TorchSdpaBackend(AttentionBackend):
         if kind not in self._plans:
             self._plans[kind] = self._plan(kind)
         groups, chunks = self._plans[kind]
+        if len(groups) == 1 and not chunks:
+            return _decode(layer, groups[0], query)
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
         for group in groups:
             rows = slice(group.count) if group.rows is None else group.rows
