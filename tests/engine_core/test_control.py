@@ -101,13 +101,23 @@ def test_abort_ends_everybody() -> None:
     add(core, "a")
     add(core, "b")
     run(core, 2)
-    paused = core.pause_scheduler("abort")
-    assert paused is not None
-    assert not paused.done()  # the worker has yet to hear of it
+    assert core.pause_scheduler("abort") is None
+    assert core.model_executor.worker._requests == {}  # type: ignore[attr-defined]  # it has heard of it
     assert run(core) == {}
-    assert paused.done()
     assert core.scheduler.requests == {}
     assert core.scheduler.kv_cache_manager.usage == 0.0
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_after_the_last_answer_an_engine_in_process_sleeps_at_once(ahead: bool) -> None:
+    core = make_core(async_scheduling=ahead)
+    add(core, "a")
+    tokens: list[int] = []
+    while len(tokens) < 8:
+        tokens += [token for bag in core.step_fn()[0].values() for row in bag.outputs for token in row.new_token_ids]
+    assert core.sleep(1) is None
+    assert core.wake_up()
+    core.shutdown()
 
 
 def test_going_on_before_rest_fails_the_pause() -> None:

@@ -18,7 +18,9 @@ from vllm_lite.config.checks import check_bool, check_choice, check_int, refuse
 from vllm_lite.engine_core.executor.abstract import SLEEP_TAGS, Executor
 from vllm_lite.engine_core.request import Request
 from vllm_lite.engine_core.scheduler import PauseState, Scheduler
+from vllm_lite.wire.messages import EngineCoreOutputs
 
+StepFunction = Callable[[], tuple[dict[int, EngineCoreOutputs], bool]]
 PAUSE_MODES = ("abort", "wait", "keep")
 SCHEDULING_TAG = "scheduling"  # wakes the scheduler, with the last of the executor's tags
 
@@ -35,6 +37,11 @@ class CoreControl(ABC):
     @abstractmethod
     def has_work(self) -> bool:
         """True while there is a step to plan or a result to wait for."""
+
+    @property
+    @abstractmethod
+    def step_fn(self) -> StepFunction:
+        """How this engine steps."""
 
     @abstractmethod
     def abort_requests(self, request_ids: None, reason: str) -> list[Request]:
@@ -155,6 +162,8 @@ class CoreControl(ABC):
             self._idle_actions.popleft()[0].set_exception(RuntimeError(reason))
 
     def _when_idle(self, action: Callable[[], Any]) -> Future[None] | None:
+        while self.has_work() and not self.scheduler.requests:  # all that is left is news for the workers
+            self.step_fn()
         if not self.has_work():
             action()
             return None

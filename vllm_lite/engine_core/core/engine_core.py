@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import refuse
-from vllm_lite.engine_core.core.control import CoreControl
+from vllm_lite.engine_core.core.control import CoreControl, StepFunction
 from vllm_lite.engine_core.core.step_tracer import StepStamp, StepTracer
 from vllm_lite.engine_core.executor.abstract import Executor, FailureCallback
 from vllm_lite.engine_core.kv_cache_utils import get_kv_cache_config, get_request_block_hasher
@@ -28,8 +28,6 @@ from vllm_lite.wire.messages import EngineCoreAbort, EngineCoreOutputs, EngineCo
 from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 
 logger = logging.getLogger(__name__)
-
-StepFunction = Callable[[], tuple[dict[int, EngineCoreOutputs], bool]]
 
 
 class StepInFlight(NamedTuple):
