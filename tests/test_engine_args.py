@@ -12,6 +12,9 @@ from vllm_lite.config import model_files
 from vllm_lite.exceptions import UnsupportedModelError, VLLMValidationError
 
 CHANGED: dict[str, Any] = {
+    "data_parallel_size": 4,
+    "data_parallel_rank": 2,
+    "data_parallel_external_lb": True,
     "served_model_name": "small",
     "skip_tokenizer_init": True,
     "dtype": "float64",

@@ -94,6 +94,9 @@ class EngineArgs:
     distributed_executor_backend: str = _option(
         "uni", "worker inside the engine core (uni), in a process of its own (mp), or none (toy)", choices=EXECUTOR_BACKENDS
     )
+    data_parallel_size: int = _option(1, "engine cores with the whole model each, behind one front end or several", int)
+    data_parallel_rank: int = _option(0, "the one of them behind this front end, with --data-parallel-external-lb", int)
+    data_parallel_external_lb: bool = _option(False, "a balancer elsewhere chooses among front ends of one rank each", bool)
     otlp_traces_endpoint: str | None = _option(None, "where spans are sent, such as http://localhost:4317")
     trace_level: int | None = _option(None, "0 off, 1 requests and steps, 2 + tokens, 3 + a span per request and step", int)
     trace_dir: str | None = _option(None, "the run directory; one under the user's state folder where absent")
@@ -126,7 +129,12 @@ class EngineArgs:
         """
         unresolved = self._model_config()
         cache, load, device = self._cache_config(), LoadConfig(self.load_format), DeviceConfig(self.device)
-        parallel = ParallelConfig(distributed_executor_backend=self.distributed_executor_backend)
+        parallel = ParallelConfig(
+            data_parallel_size=self.data_parallel_size,
+            data_parallel_rank=self.data_parallel_rank,
+            data_parallel_external_lb=self.data_parallel_external_lb,
+            distributed_executor_backend=self.distributed_executor_backend,
+        )
         observability = self._observability_config()
         self._scheduler_config(max_model_len=0)
         if not isinstance(self.additional_config, dict):

@@ -25,4 +25,10 @@ def test_a_bad_value_is_refused_by_name(field: str, value: Any) -> None:
 
 
 def test_the_last_rank_is_the_size_less_one() -> None:
-    assert ParallelConfig(data_parallel_size=2, data_parallel_rank=1).data_parallel_rank == 1
+    config = ParallelConfig(data_parallel_size=2, data_parallel_rank=1, data_parallel_external_lb=True)
+    assert config.data_parallel_rank == 1
+
+
+def test_a_rank_has_no_effect_where_all_engine_cores_are_behind_one_front_end() -> None:
+    with pytest.raises(VLLMValidationError, match="data_parallel_rank must be 0 without --data-parallel-external-lb"):
+        ParallelConfig(data_parallel_size=2, data_parallel_rank=1)

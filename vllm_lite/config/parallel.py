@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_lite.config.checks import check_choice, check_int
+from vllm_lite.config.checks import check_bool, check_choice, check_int, refuse
 
 EXECUTOR_BACKENDS = ("uni", "mp", "toy")
 
@@ -30,5 +30,8 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         check_int("data_parallel_size", self.data_parallel_size, 1)
         check_int("data_parallel_rank", self.data_parallel_rank, 0, self.data_parallel_size - 1)
+        check_bool("data_parallel_external_lb", self.data_parallel_external_lb)
+        if self.data_parallel_rank and not self.data_parallel_external_lb:
+            raise refuse("data_parallel_rank", self.data_parallel_rank, "0 without --data-parallel-external-lb")
         check_int("world_size", self.world_size, 1)
         check_choice("distributed_executor_backend", self.distributed_executor_backend, EXECUTOR_BACKENDS)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.frontend.core_client.conftest import children
 from tests.frontend.helpers import request, stop, toy_config
-from vllm_lite.exceptions import EngineDeadError, VLLMValidationError
+from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.core_client import AsyncMPClient, EngineCoreClient, make_async_mp_client
 from vllm_lite.wire.messages import EngineCoreOutput
 
@@ -152,10 +152,3 @@ def test_a_fork_of_the_owner_ends_nothing(client: AsyncMPClient) -> None:
     client.resources.close()
     assert len(children()) == 1
     client.resources._owner = owner
-
-
-def test_data_parallel_engines_are_refused(tiny_model_path: Path) -> None:
-    config = toy_config(tiny_model_path)
-    config.parallel_config.data_parallel_size = 2
-    with pytest.raises(VLLMValidationError, match="data_parallel_size must be 1"):
-        make_async_mp_client(config)

@@ -33,7 +33,7 @@ def test_close_ends_them_all(
 ) -> None:
     monkeypatch.setattr(processes, "DEATH_PIPE_SECONDS", 0.2)
     fake_core(mode)
-    started.start(handshake, count=2)
+    started.start(handshake, range(2))
     assert sorted(child.pid for child in children()) == sorted(started.pids)
     assert started.exited() == {}
     started.close(timeout=0.2 if mode == "ignores SIGTERM" else None)
@@ -46,7 +46,7 @@ def test_they_have_a_process_group_of_their_own(
     fake_core: Callable[[str], None], started: EngineProcesses, handshake: str
 ) -> None:
     fake_core("says nothing")
-    started.start(handshake, count=1)
+    started.start(handshake, range(1))
     assert os.getpgid(started.pids[0]) == started.pids[0]
 
 
@@ -55,7 +55,7 @@ def test_an_exit_is_noticed_once_and_the_others_are_ended(
     fake_core: Callable[[str], None], started: EngineProcesses, handshake: str, signum: signal.Signals | None, how: str
 ) -> None:
     fake_core("says nothing" if signum else "exits")
-    started.start(handshake, count=2 if signum else 1)
+    started.start(handshake, range(2 if signum else 1))
     news: queue.Queue[tuple[int, str]] = queue.Queue()
     started.watch(lambda index, what: news.put((index, what)))
     if signum:
@@ -72,7 +72,7 @@ def test_a_condemned_core_ends_although_it_hangs(
     for name in ("TERMINATE_SECONDS", "DEATH_PIPE_SECONDS"):
         monkeypatch.setattr(processes, name, 0.1)
     fake_core("ignores SIGTERM")
-    started.start(handshake, count=1)
+    started.start(handshake, range(1))
     news: list[int] = []
     started.watch(lambda index, _: news.append(index))
     started.condemn()
@@ -84,7 +84,7 @@ def test_a_condemned_core_ends_although_it_hangs(
 
 def test_an_orderly_end_is_no_news(fake_core: Callable[[str], None], started: EngineProcesses, handshake: str) -> None:
     fake_core("says nothing")
-    started.start(handshake, count=1)
+    started.start(handshake, range(1))
     news: list[int] = []
     started.watch(lambda index, _: news.append(index))
     started.close()
@@ -93,7 +93,7 @@ def test_an_orderly_end_is_no_news(fake_core: Callable[[str], None], started: En
 
 def test_a_fork_of_the_owner_ends_nobody(fake_core: Callable[[str], None], started: EngineProcesses, handshake: str) -> None:
     fake_core("says nothing")
-    started.start(handshake, count=1)
+    started.start(handshake, range(1))
     owner, started._owner = started._owner, -1
     started.close()
     assert started.exited() == {}
@@ -104,7 +104,7 @@ def test_the_death_pipe_is_held_by_nobody_else(
     fake_core: Callable[[str], None], started: EngineProcesses, handshake: str
 ) -> None:
     fake_core("says nothing")
-    started.start(handshake, count=2)
+    started.start(handshake, range(2))
     assert started._death_fd is not None
     assert not os.get_inheritable(started._death_fd)
     pipe = os.readlink(f"/proc/self/fd/{started._death_fd}")

@@ -12,6 +12,7 @@ from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import refuse
 from vllm_lite.frontend.core_client.async_mp_client import AsyncMPClient, BackgroundResources
 from vllm_lite.frontend.core_client.client import Bag, EngineCoreClient, Posted, SyncEngineCoreClient
+from vllm_lite.frontend.core_client.dp_clients import DPAsyncMPClient, DPLBAsyncMPClient
 from vllm_lite.frontend.core_client.inproc_client import InprocClient
 from vllm_lite.frontend.core_client.sync_mp_client import SyncMPClient
 from vllm_lite.wire.messages import EngineCoreReadyResponse
@@ -20,6 +21,8 @@ __all__ = [
     "AsyncMPClient",
     "BackgroundResources",
     "Bag",
+    "DPAsyncMPClient",
+    "DPLBAsyncMPClient",
     "EngineCoreClient",
     "InprocClient",
     "Posted",
@@ -33,10 +36,10 @@ __all__ = [
 
 def make_async_mp_client(vllm_config: VllmConfig) -> EngineCoreClient:
     """The client that `vllm_config` asks for, its engine cores started and ready."""
-    size = vllm_config.parallel_config.data_parallel_size
-    if size > 1:
-        raise refuse("data_parallel_size", size, "1: this release runs one engine core")
-    return AsyncMPClient(vllm_config)
+    parallel = vllm_config.parallel_config
+    if parallel.data_parallel_size == 1:
+        return AsyncMPClient(vllm_config)
+    return DPAsyncMPClient(vllm_config) if parallel.data_parallel_external_lb else DPLBAsyncMPClient(vllm_config)
 
 
 def make_client(vllm_config: VllmConfig, *, multiprocess_mode: bool) -> SyncEngineCoreClient:

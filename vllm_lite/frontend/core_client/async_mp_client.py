@@ -50,15 +50,15 @@ class BackgroundResources:
         self.inputs = self._bind(zmq.ROUTER, "inputs")
         self.inbox = Inbox(self._bind(zmq.PULL, "outputs"), self.processes.condemn)
 
-    def start(self, vllm_config: VllmConfig, count: int) -> list[EngineCoreReadyResponse]:
-        """Start `count` engine cores and wait for their READY."""
+    def start(self, vllm_config: VllmConfig, indexes: Sequence[int]) -> list[EngineCoreReadyResponse]:
+        """Start engine cores of these indexes and wait for their READY."""
         timeout = os.environ.get(READY_TIMEOUT, "600")
         if not re.fullmatch(r"\d+(\.\d+)?", timeout):
             raise refuse(READY_TIMEOUT, timeout, "a number of seconds")
         handshake = self._bind(zmq.ROUTER, "handshake")
         try:
             init = EngineInit([self._address("inputs")], [self._address("outputs")], msgspec.msgpack.encode(vllm_config))
-            self.processes.start(self._address("handshake"), count)
+            self.processes.start(self._address("handshake"), indexes)
             return Handshake(handshake, self.inputs, self.processes, init).wait(float(timeout))
         finally:
             handshake.close(linger=1000)
@@ -97,17 +97,18 @@ class BackgroundResources:
 class AsyncMPClient(EngineCoreClient):
     """One engine core, started here. The constructor blocks until it is ready and leaves nothing behind where it fails.
 
-    One event loop uses a client.
+    One event loop uses a client. `engine_indexes` are those of the engine cores to start; subclasses have others or several.
     """
 
-    def __init__(self, vllm_config: VllmConfig) -> None:
+    def __init__(self, vllm_config: VllmConfig, engine_indexes: Sequence[int] = (0,)) -> None:
+        self.engine_indexes = list(engine_indexes)
         self.resources = BackgroundResources()
         self._finalizer = weakref.finalize(self, BackgroundResources.close, self.resources)
         self._encoder = MsgpackEncoder()
         self._numbers = itertools.count(1)
         self._client_index = 0
         try:
-            self.ready = self.resources.start(vllm_config, count=1)
+            self.ready = self.resources.start(vllm_config, self.engine_indexes)
             self.resources.watch()
         except BaseException:
             self.shutdown(timeout=0)
@@ -130,46 +131,63 @@ class AsyncMPClient(EngineCoreClient):
 
     async def add_request_async(self, request: EngineCoreRequest) -> Posted:
         """Send a request."""
-        request.client_index = self._client_index
-        return Posted(0, self._send(EngineCoreRequestType.ADD, request))
+        return self._post(request, self.engine_indexes[0])
 
     async def abort_requests_async(
         self, request_ids: Sequence[str], reason: str = "api", trace_headers: Mapping[str, str] | None = None
     ) -> None:
         """Tell the engine core to give requests up; nothing where it is dead."""
-        if request_ids and self.dead_error is None:
-            self._send(EngineCoreRequestType.ABORT, EngineCoreAbort(list(request_ids), reason, dict(trace_headers or {})))
+        self._abort(request_ids, reason, trace_headers, self.engine_indexes[0])
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         """Call a method of the engine core."""
+        return await self._call(self.engine_indexes[0], method, args)
+
+    async def ping_async(self, seconds: float) -> None:
+        """Ask for a sign of life."""
+        await self._ping(self.engine_indexes[0], seconds)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the engine cores."""
+        if self._finalizer.detach():
+            self.resources.close(timeout)
+
+    def _post(self, request: EngineCoreRequest, engine_index: int) -> Posted:
+        request.client_index = self._client_index
+        return Posted(engine_index, self._send(EngineCoreRequestType.ADD, request, engine_index))
+
+    def _abort(
+        self, request_ids: Sequence[str], reason: str, trace_headers: Mapping[str, str] | None, engine_index: int
+    ) -> None:
+        if request_ids and self.dead_error is None:
+            abort = EngineCoreAbort(list(request_ids), reason, dict(trace_headers or {}))
+            self._send(EngineCoreRequestType.ABORT, abort, engine_index)
+
+    async def _call(self, engine_index: int, method: str, args: Sequence[Any]) -> Any:
         self.resources.inbox.start()
         call_id = next(self._numbers)
         answer = self.resources.inbox.expect(call_id)
         try:
-            self._send(EngineCoreRequestType.UTILITY, [self._client_index, call_id, method, args])
+            self._send(EngineCoreRequestType.UTILITY, [self._client_index, call_id, method, args], engine_index)
             return await answer
         finally:
             answer.cancel()
 
-    async def ping_async(self, seconds: float) -> None:
-        """Ask for a sign of life."""
+    async def _ping(self, engine_index: int, seconds: float) -> None:
         self.resources.inbox.start()
         number = next(self._numbers)
         pong = self.resources.inbox.expect_pong(number)
         try:
-            self._send(EngineCoreRequestType.PING, [self._client_index, number])
+            self._send(EngineCoreRequestType.PING, [self._client_index, number], engine_index)
             await asyncio.wait_for(pong, seconds)
         except TimeoutError:
-            raise EngineDeadError(f"the engine core has not answered for {seconds:g} s: it is stopped or stuck") from None
+            raise EngineDeadError(
+                f"engine core {engine_index} has not answered for {seconds:g} s: it is stopped or stuck"
+            ) from None
         finally:
             pong.cancel()
 
-    def shutdown(self, timeout: float | None = None) -> None:
-        """End the engine core."""
-        if self._finalizer.detach():
-            self.resources.close(timeout)
-
-    def _send(self, request_type: EngineCoreRequestType, body: object, engine_index: int = 0) -> int:
+    def _send(self, request_type: EngineCoreRequestType, body: object, engine_index: int) -> int:
         """Send one message; returns its bytes. The first send on a loop also starts reading there."""
         self.resources.inbox.check_alive()
         self.resources.inbox.start()

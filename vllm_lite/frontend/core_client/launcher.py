@@ -59,12 +59,12 @@ class Handshake:
         poller = zmq.Poller()
         for source in (self._handshake, self._inputs, *self._processes.pidfds):
             poller.register(source, zmq.POLLIN)
-        count = len(self._processes.pids)
-        while len(self._ready) < count:
+        indexes = self._processes.indexes
+        while len(self._ready) < len(indexes):
             left = deadline - time.monotonic()
             events = dict(poller.poll(int(left * 1000) + 1)) if left > 0 else {}
             if not events:
-                missing = sorted(set(range(count)) - self._ready.keys())
+                missing = sorted(set(indexes) - self._ready.keys())
                 raise EngineStartError(f"engine core {missing} was not ready within {timeout:g} s and was ended")
             if self._inputs in events:
                 self._take_ready()
@@ -73,7 +73,7 @@ class Handshake:
             exited = self._processes.exited()
             if exited:
                 self._explain(exited)
-        return [self._ready[index] for index in range(count)]
+        return [self._ready[index] for index in indexes]
 
     def _take_handshake(self) -> None:
         """HELLO gets the configuration for an answer; a failure to start is raised here."""

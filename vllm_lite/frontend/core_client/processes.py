@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class EngineProcesses:
     def __init__(self) -> None:
         self._owner = os.getpid()
         self._processes: list[subprocess.Popen[bytes]] = []
+        self.indexes: list[int] = []  # of the engine cores started, in this order
         self._pidfds: list[int] = []
         self._death_fd: int | None = None  # write end of the death pipe; no child has it
         self._wake_fd: int | None = os.eventfd(0)
@@ -39,15 +40,15 @@ class EngineProcesses:
         self._closing = False
         self._ending = threading.RLock()  # reentrant: garbage collection may call close() anywhere
 
-    def start(self, handshake_address: str, count: int) -> None:
-        """Start engine cores 0 to `count` - 1. In a process group of their own, so that Ctrl-C reaches them through us.
+    def start(self, handshake_address: str, indexes: Sequence[int]) -> None:
+        """Start engine cores of these indexes. In a process group of their own, so that Ctrl-C reaches them through us.
 
         A thread does it: there no Ctrl-C can come between a child's birth and its entry in our list.
         """
         read_end, self._death_fd = os.pipe()
         try:
             with ThreadPoolExecutor(1) as pool:
-                for index in range(count):
+                for index in indexes:
                     pool.submit(self._start, handshake_address, index, read_end).result()
         finally:
             os.close(read_end)
@@ -57,6 +58,7 @@ class EngineProcesses:
         command += ["--engine-index", str(index), "--death-fd", str(death_fd)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(death_fd,), process_group=0)
         self._processes.append(process)
+        self.indexes.append(index)
         self._pidfds.append(os.pidfd_open(process.pid))
 
     @property
@@ -66,12 +68,12 @@ class EngineProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """The processes started, in the order of their index."""
+        """The processes started, in the order of `indexes`."""
         return [process.pid for process in self._processes]
 
     def exited(self) -> dict[int, str]:
         """How each engine core that is gone has ended, by its index."""
-        codes = [(index, process, process.poll()) for index, process in enumerate(self._processes)]
+        codes = [(index, process, process.poll()) for index, process in zip(self.indexes, self._processes, strict=True)]
         return {index: f"(pid {process.pid}) {_ending(code)}" for index, process, code in codes if code is not None}
 
     def watch(self, on_exit: Callable[[int, str], None]) -> None:

@@ -1,0 +1,55 @@
+"""The choice of an engine core."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.frontend.helpers import row
+from vllm_lite.frontend.core_client.load_balancer import LoadBalancer
+from vllm_lite.wire.messages import EngineCoreOutputs, FinishReason
+from vllm_lite.wire.stats import SchedulerStats
+
+
+def say(balancer: LoadBalancer, index: int, *, waiting: int = 0, running: int = 0, usage: float = 0.0) -> None:
+    balancer.observe(EngineCoreOutputs(index, scheduler_stats=SchedulerStats(running, waiting, usage)))
+
+
+def test_equal_loads_take_turns() -> None:
+    balancer = LoadBalancer(3)
+    assert [balancer.choose(f"r{i}") for i in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_x7_a_burst_is_spread_although_what_was_said_is_stale() -> None:
+    balancer = LoadBalancer(3)
+    chosen = []
+    for i in range(6):
+        chosen.append(balancer.choose(f"r{i}"))
+        for index in range(3):
+            say(balancer, index)  # nothing has arrived there yet
+    assert chosen == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize(("usage", "expected"), [(0.9, 1), (0.5, 0)])
+def test_waiting_weighs_more_where_the_cache_is_full(usage: float, expected: int) -> None:
+    balancer = LoadBalancer(2)
+    say(balancer, 0, waiting=2, running=8, usage=usage)
+    say(balancer, 1, running=12)
+    assert balancer.choose("r") == expected
+
+
+def test_a_rank_that_was_asked_for_and_one_that_has_the_request() -> None:
+    balancer = LoadBalancer(3)
+    assert balancer.choose("r", 2) == 2
+    assert balancer.choose("r") == 2  # as a further piece of the same request
+    assert balancer.reqs_in_flight == {"r": 2}
+
+
+def test_an_end_frees_its_place_once() -> None:
+    balancer = LoadBalancer(2)
+    for name in "abc":
+        balancer.choose(name)
+    balancer.observe(EngineCoreOutputs(0, [row("a", [1], finish_reason=FinishReason.STOP), row("c", [1]), row("gone", [])]))
+    assert balancer.reqs_in_flight == {"b": 1, "c": 0}
+    assert balancer.by_engine(["b", "c", "a", "unknown"]) == {1: ["b"], 0: ["c"]}
+    assert balancer.forget("b") is None
+    assert [load.in_flight for load in balancer._loads] == [0, 0]

@@ -1,0 +1,81 @@
+"""Clients under data parallel: several engine cores behind one front end, or one of several behind a balancer elsewhere.
+
+Process: front end. Knows: which engine core has which request. Does not know: sockets or frames (AsyncMPClient does).
+Engine cores are independent of each other: a dense model needs no step in common.
+Mirrors: vllm/v1/engine/core_client.py (DPLBAsyncMPClient, DPAsyncMPClient)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm_lite.config import VllmConfig
+from vllm_lite.config.checks import refuse
+from vllm_lite.frontend.core_client.async_mp_client import AsyncMPClient
+from vllm_lite.frontend.core_client.client import Bag, Posted
+from vllm_lite.frontend.core_client.load_balancer import LoadBalancer
+from vllm_lite.wire.messages import EngineCoreRequest
+
+
+class DPLBAsyncMPClient(AsyncMPClient):
+    """`data_parallel_size` engine cores, all started here; each request goes to one of them, and its abort too.
+
+    The death of one is the death of all: its requests cannot go on, and nobody could say which callers are still served.
+    """
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        count = vllm_config.parallel_config.data_parallel_size
+        super().__init__(vllm_config, range(count))
+        self.balancer = LoadBalancer(count)
+
+    async def get_bag_async(self) -> Bag:
+        """Wait for the next bag, of whichever engine core."""
+        bag = await super().get_bag_async()
+        self.balancer.observe(bag.outputs)
+        return bag
+
+    async def add_request_async(self, request: EngineCoreRequest) -> Posted:
+        """Send a request to the engine core that it names, else to the one with the least to do."""
+        index = self.balancer.choose(request.request_id, request.data_parallel_rank)
+        try:
+            return self._post(request, index)
+        except BaseException:
+            self.balancer.forget(request.request_id)
+            raise
+
+    async def abort_requests_async(
+        self, request_ids: Sequence[str], reason: str = "api", trace_headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Tell each engine core which of its requests to give up; ids that none has are passed over."""
+        known = trace_headers or {}
+        for index, ids in self.balancer.by_engine(request_ids).items():
+            headers = {request_id: known[request_id] for request_id in ids if request_id in known}
+            self._abort(ids, reason, headers, index)
+
+    async def call_utility_async(self, method: str, *args: Any) -> Any:
+        """Call a method of every engine core; the first one's result."""
+        return (await self.call_utility_all_async(method, *args))[0]
+
+    async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of every engine core at once; their results by index."""
+        return list(await asyncio.gather(*(self._call(index, method, args) for index in self.engine_indexes)))
+
+    async def ping_async(self, seconds: float) -> None:
+        """Ask each engine core for a sign of life."""
+        await asyncio.gather(*(self._ping(index, seconds) for index in self.engine_indexes))
+
+
+class DPAsyncMPClient(AsyncMPClient):
+    """The engine core of this front end's own rank; a balancer in front of several front ends chooses among them."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        self._rank = vllm_config.parallel_config.data_parallel_rank
+        super().__init__(vllm_config, [self._rank])
+
+    async def add_request_async(self, request: EngineCoreRequest) -> Posted:
+        """Send a request, which must be meant for this rank."""
+        if request.data_parallel_rank not in (None, self._rank):
+            raise refuse("data_parallel_rank", request.data_parallel_rank, f"{self._rank}, the only one behind this front end")
+        return self._post(request, self._rank)

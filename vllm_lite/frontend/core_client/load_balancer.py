@@ -1,0 +1,80 @@
+"""Which engine core a request goes to: the one with the least to do, as far as is known here.
+
+Process: front end, on the event loop. Knows: what each engine core said last, and which requests are on their way or there.
+Does not know: sockets. What was sent counts at once, so a burst is spread although no engine core has said anything yet.
+Mirrors: vllm/v1/engine/core_client.py (DPLBAsyncMPClient.get_core_engine_for_request)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vllm_lite.wire.messages import EngineCoreOutputs
+
+FULL_CACHE_WEIGHT = 6.0  # how much a waiting request weighs more as the KV cache goes from half full to full, times a half
+
+
+@dataclass(slots=True)
+class _Load:
+    """One engine core: what it said last, and how many requests of ours it has."""
+
+    waiting: int = 0
+    running: int = 0
+    kv_cache_usage: float = 0.0
+    in_flight: int = 0
+
+    def score(self) -> float:
+        score: float = max(self.in_flight, self.waiting + self.running)
+        return score + self.waiting * FULL_CACHE_WEIGHT * max(0.0, self.kv_cache_usage - 0.5)
+
+
+class LoadBalancer:
+    """Over engine cores 0 to `count` - 1. Equal loads take turns."""
+
+    def __init__(self, count: int) -> None:
+        self._loads = [_Load() for _ in range(count)]
+        self._start = 0
+        self.reqs_in_flight: dict[str, int] = {}  # internal id: engine core
+
+    def choose(self, request_id: str, data_parallel_rank: int | None = None) -> int:
+        """The engine core for a request that is about to be sent: the one named, the one that has it, else the least loaded."""
+        index = self.reqs_in_flight.get(request_id) if data_parallel_rank is None else data_parallel_rank
+        if index is None:
+            count = len(self._loads)
+            order = [(self._start + i) % count for i in range(count)]
+            index = min(order, key=lambda i: self._loads[i].score())  # the first of equals
+            self._start = (self._start + 1) % count
+        load = self._loads[index]
+        load.waiting += 1  # until the engine core says how many there are
+        if request_id not in self.reqs_in_flight:
+            self.reqs_in_flight[request_id] = index
+            load.in_flight += 1
+        return index
+
+    def forget(self, request_id: str) -> int | None:
+        """The request has ended, or is given up; returns the engine core that had it, None where none is known."""
+        index = self.reqs_in_flight.pop(request_id, None)
+        if index is not None:
+            self._loads[index].in_flight -= 1
+        return index
+
+    def by_engine(self, request_ids: Iterable[str]) -> dict[int, list[str]]:
+        """Forget these requests; those that were in flight, by engine core."""
+        found: dict[int, list[str]] = {}
+        for request_id in request_ids:
+            index = self.forget(request_id)
+            if index is not None:
+                found.setdefault(index, []).append(request_id)
+        return found
+
+    def observe(self, outputs: EngineCoreOutputs) -> None:
+        """What a bag says: who has ended, and how much there is to do."""
+        for row in outputs.outputs:
+            if row.finish_reason is not None:
+                self.forget(row.request_id)
+        stats = outputs.scheduler_stats
+        if stats is not None:
+            load = self._loads[outputs.engine_index]
+            load.waiting, load.running = stats.num_waiting_reqs, stats.num_running_reqs
+            load.kv_cache_usage = stats.kv_cache_usage
