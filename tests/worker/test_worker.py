@@ -22,7 +22,13 @@ TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 def test_info_is_plain_and_true(tiny_model_path: Path) -> None:
     info = Worker(make_config(tiny_model_path, dtype="float32")).get_info()
     assert 0 < info.pop("load_seconds") < 60
-    assert info == {"dtype": "float32", "device": "cpu", "attention_backend": "torch_sdpa", "weights_bytes": 755968}
+    assert info == {
+        "dtype": "float32",
+        "device": "cpu",
+        "attention_backend": "torch_sdpa",
+        "weights_bytes": 755968,
+        "supported_tasks": ["generate", "embed"],
+    }
 
 
 def memory(config: VllmConfig, monkeypatch: pytest.MonkeyPatch, free: int) -> int:

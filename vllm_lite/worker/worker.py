@@ -80,13 +80,15 @@ class Worker:
         return model
 
     def get_info(self) -> dict[str, Any]:
-        """What only the worker knows: `dtype`, `device`, `attention_backend`, `weights_bytes`, `load_seconds`."""
+        """What only the worker knows: `dtype`, `device`, `attention_backend`, `weights_bytes`, `load_seconds`,
+        `supported_tasks`."""
         return {
             "dtype": self._dtype,
             "device": self._device.type,
             "attention_backend": self._runner.backend.name,
             "weights_bytes": self._weights_bytes,
             "load_seconds": self._load_seconds,
+            "supported_tasks": ["generate", "embed"],
         }
 
     def get_kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
