@@ -75,7 +75,7 @@ def test_only_so_many_traces_may_wait() -> None:
     assert assembler.unclaimed == 5
 
 
-def test_letters_know_their_slice_and_their_place_in_the_answer() -> None:
+def test_letters_know_their_slice() -> None:
     front = make.front()
     letters = [(1, 2, "p"), (0, 1, "p"), (1, 1, "s"), (2, 1, "k")]
     slices = [(1, 2, 1), (3, 4, 2), (5, 6, 2)]
@@ -87,7 +87,7 @@ def test_letters_know_their_slice_and_their_place_in_the_answer() -> None:
         (front, make.sort(1, 20, [(1, 1, "p")])),
     )
     first, second = request.requests.values()
-    assert [(letter.slice, letter.position, letter.tokens) for letter in first.letters] == [(0, 0, 2), (1, 2, 1), (0, 3, 1)]
+    assert [(letter.slice, letter.tokens) for letter in first.letters] == [(0, 2), (1, 1), (0, 1)]
     assert [letter.fate for letter in second.letters] == ["k"]
     assert [letter.tokens for letter in second.late] == [3]
     bag = request.bags[0]

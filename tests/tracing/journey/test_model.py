@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from tests.tracing import make
 from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.journey import Ends
+from vllm_lite.tracing.journey import Run
+from vllm_lite.tracing.journey.model import Column, Ends
 
 
 @given(st.lists(st.integers()), st.integers(0, 4), st.integers(0, 4))
@@ -15,9 +16,38 @@ def test_a_list_may_be_cut_down_to_its_ends(items: list[int], first: int, last: 
     expected = items if len(items) <= first + last else items[:first] + items[len(items) - last :]
     assert list(ends) == expected
     assert (ends.total, ends.skipped) == (len(items), len(items) - len(expected))
-    assert ends.last == (expected[-1] if expected else None)
     ends.append(7)
-    assert (ends.total, ends.last) == (len(items) + 1, 7)
+    assert ends.total == len(items) + 1
+
+
+@given(st.lists(st.integers(0, 9), max_size=9), st.integers(0, 3), st.integers(0, 3))
+def test_a_column_is_a_sequence_of_what_it_makes(places: list[int], first: int, last: int) -> None:
+    column = Column[str](lambda source, place: f"{source}{place}")
+    for place in places:
+        column.sources.append("s")
+        column.places.append(place)
+    expected = [f"s{place}" for place in places]
+    assert (list(column), len(column), column[1:3]) == (expected, len(expected), expected[1:3])
+    assert column.last == (expected[-1] if expected else None)
+    column.cut(first, last)
+    kept = expected if len(expected) <= first + last else expected[:first] + expected[len(expected) - last :]
+    assert (list(column), column.total, column.skipped) == (kept, len(expected), len(expected) - len(kept))
+    del column[1:]
+    assert list(column) == kept[:1]
+
+
+def test_letters_are_made_once() -> None:
+    front = make.front()
+    request = make.request((front, make.accept()), (front, make.sort(0, 10, [(1, 1, "p")])))
+    assert request.letters[0] is request.letters.last
+    assert request.letters[0] is request.letters[0].bag.letters[0]
+
+
+def test_a_run_prints_in_one_line(canned: Run) -> None:
+    """Whoever prints a run in a notebook must not wait for ever: everything in it points at everything."""
+    for journey in (canned, canned.requests[0], canned.steps[0], canned.bags[0], canned.requests[0].stays[0]):
+        assert len(repr(journey)) < 200
+    assert len(repr(canned.bags[0].letters[0])) < 500
 
 
 def test_a_stay_ends_in_a_step_or_outside_one() -> None:

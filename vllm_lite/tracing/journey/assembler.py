@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.context import parse_traceparent
-from vllm_lite.tracing.journey.model import LATE, Bag, Letter, RequestJourney, Spell, Stay, StepJourney, Take
+from vllm_lite.tracing.journey.model import Bag, RequestJourney, Spell, Stay, StepJourney
 from vllm_lite.tracing.process import Process
 
 EARLY = 10_000  # traces that may wait for their step's Schedule record before the oldest is given up
@@ -35,6 +35,7 @@ class Assembler:
         self.deaths: list[tuple[Process, rec.EngineDead]] = []
         self.dropped: list[tuple[Process, rec.Dropped]] = []
         self.unclaimed = 0
+        self._numbered: dict[Process, dict[int, RequestJourney]] = defaultdict(dict)
         self._posted: dict[str, tuple[RequestJourney, rec.Post]] = {}  # by internal id
         self._received: dict[str, Stay] = {}  # by internal id
         self._abort_receipts: dict[str, list[tuple[Process, rec.ReceiveAbort]]] = defaultdict(list)
@@ -71,10 +72,10 @@ class Assembler:
     # ---- front end --------------------------------------------------------------------------------------------------------
 
     def _accept(self, process: Process, record: rec.Accept) -> None:
-        self.requests[process, record.req] = RequestJourney(process, record)
+        self.requests[process, record.req] = self._numbered[process][record.req] = RequestJourney(process, record)
 
     def _request(self, process: Process, req: int) -> RequestJourney | None:
-        request = self.requests.get((process, req))
+        request = self._numbered[process].get(req)
         self.unclaimed += request is None
         return request
 
@@ -90,9 +91,12 @@ class Assembler:
             self._join(record.internal_id)
 
     def _takes(self, process: Process, record: rec.Takes) -> None:
-        for req, *take in zip(record.reqs, record.ts, record.tokens, record.waits, strict=True):
-            if request := self._request(process, req):
-                request.takes.append(Take(*take))
+        for place, request in enumerate(map(self._numbered[process].get, record.reqs)):
+            if request is not None:
+                request.takes.sources.append(record)
+                request.takes.places.append(place)
+            else:
+                self.unclaimed += 1
 
     def _abort(self, process: Process, record: rec.Abort) -> None:
         if request := self._request(process, record.req):
@@ -106,26 +110,20 @@ class Assembler:
             request.num_closes += 1
 
     def _sort(self, process: Process, record: rec.Sort) -> None:
-        bag = Bag(process, record)
-        # The slice that each letter was in; late letters count as the last one's.
-        slices = [index for index, (_, _, size) in enumerate(record.slices) for _ in range(size)]
-        last = max(len(record.slices) - 1, 0)
-        for place, (req, tokens, fate) in enumerate(zip(record.reqs, record.tokens, record.fates, strict=True)):
-            request = self._request(process, req) if req else None
-            index = slices[place] if place < len(slices) else last
-            if request is None:
-                bag.letters.append(Letter(None, bag, tokens, fate, index, 0))
-                continue
-            letter = Letter(request, bag, tokens, fate, index, request.num_tokens)
-            bag.letters.append(letter)
-            request.letters.append(letter)
-            request.num_tokens += tokens
-        for internal_id, tokens in record.late:
-            request, _ = self._posted.get(internal_id, (None, None))
-            letter = Letter(request, bag, tokens, LATE, last, request.num_tokens if request else 0)
-            bag.letters.append(letter)
+        bag = Bag(process, record, list(map(self._numbered[process].get, record.reqs)))
+        for place, request in enumerate(bag.members):
             if request is not None:
-                request.late.append(letter)
+                request.letters.sources.append(bag)
+                request.letters.places.append(place)
+                request.num_tokens += record.tokens[place]
+            elif record.reqs[place]:  # 0 stands for one that is not traced
+                self.unclaimed += 1
+        for place, (internal_id, _) in enumerate(record.late, len(bag.members)):
+            request, _ = self._posted.get(internal_id, (None, None))
+            bag.late_members.append(request)
+            if request is not None:
+                request.late.sources.append(bag)
+                request.late.places.append(place)
         bag.aborts = [(r, a) for r, a in self._stop_aborts.pop(process, []) if record.t_received <= a.t <= record.t_done]
         self.bags.append(bag)
         if sent_by := parse_traceparent(record.trace):
@@ -169,9 +167,8 @@ class Assembler:
             stay.spells[-1].t_preempted = record.t0
             stay.spells.append(Spell(req, record.t0))
         stays = self.stays[process]
-        members = [stays.get(req) or self._stay(process, req) for req in record.reqs]
-        step.stays = list(zip(members, record.tokens, strict=True))
-        for stay in members:
+        step.members = [stays.get(req) or self._stay(process, req) for req in record.reqs]
+        for stay in step.members:
             stay.spells[-1].steps.append(step)
         for action in self._early.pop(record.trace_id, []):
             action(step)
@@ -209,6 +206,7 @@ class Assembler:
         What it knew of its steps goes too: else one long request would hold on to all that ever ran beside it.
         """
         del self.requests[request.process, request.accept.req]
+        del self._numbered[request.process][request.accept.req]
         for post in request.posts:
             self._posted.pop(post.internal_id, None)
         for stay in request.stays:
@@ -216,19 +214,18 @@ class Assembler:
             stay.spells.clear()
             if stay.receive is not None:
                 self._received.pop(stay.receive.internal_id, None)
-        request.letters.clear()
-        request.takes.clear()
-        request.late.clear()
+        for column in (request.letters, request.takes, request.late):
+            del column[:]
 
     def forget_step(self, step: StepJourney) -> None:
         """Drop a step and its bags; requests that took part keep its times."""
         self.steps.pop(step.schedule.trace_id, None)
         self._steps_by_number.pop((step.process, step.index), None)
-        step.stays.clear()
+        step.members.clear()
         step.preempted.clear()
         for bag in step.bags:
-            bag.letters.clear()
-            bag.aborts.clear()
+            bag.members, bag.late_members, bag.aborts = [], [], []
+            vars(bag).pop("letters", None)
 
     @property
     def strays(self) -> list[Stay]:

@@ -6,6 +6,9 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_lite.tracing.journey.assembler import Assembler
@@ -17,13 +20,26 @@ def load_run(run_dir: str | Path) -> Run:
     """Read every spool of `run_dir`. Raises FileNotFoundError where there is no such folder or it has no spool."""
     path = Path(run_dir)
     reader, assembler = RunReader(path), Assembler()
-    for process, record in reader.poll():
-        assembler.feed(process, record)
+    with _no_collections():
+        for process, record in reader.poll():
+            assembler.feed(process, record)
     if not reader.spools:
         raise FileNotFoundError(f"{path} holds no spools (*.vlt): nothing was traced there, or they were exported and removed")
     reader.look_alive()
     assembler.finish()
     return assembled(path, reader, assembler)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Nothing of a run is garbage while it is read, and looking for some takes as long as reading does."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def assembled(path: Path, reader: RunReader, assembler: Assembler) -> Run:

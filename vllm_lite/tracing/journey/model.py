@@ -8,11 +8,12 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, overload
 
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.process import Process
@@ -22,28 +23,76 @@ LATE = "l"  # a fourth fate beside records.PUT, STAPLED and KEPT_BACK: nobody wa
 
 
 class Ends(list[T]):
-    """A list that may be cut down to its first and last items; `skipped` counts what lay between.
+    """A list that may be cut down to its first and last items; `skipped` counts what lay between, behind the first `gap`.
 
     A stream of an hour then costs no more memory than one of a minute, and neither its first token nor its last is missing.
     """
 
-    skipped = 0
+    skipped = gap = 0
 
     @property
     def total(self) -> int:
         """How many items there were."""
         return len(self) + self.skipped
 
-    @property
-    def last(self) -> T | None:
-        """The very last item."""
-        return self[-1] if self else None
-
     def cut(self, first: int, last: int) -> None:
         """Keep only so many items at each end."""
         if len(self) > first + last:
-            self.skipped += len(self) - first - last
+            self.skipped, self.gap = self.total - first - last, first
             del self[first : len(self) - last]
+
+
+class Column(Sequence[T]):
+    """Items that stand in the columns of records: `make(source, place)` builds one when it is looked at.
+
+    There is one for each token; most are never looked at, so that a run of a million tokens is open in a second.
+    """
+
+    __slots__ = ("make", "places", "sources")
+
+    def __init__(self, make: Callable[[Any, int], T]) -> None:
+        self.make = make
+        self.sources: Ends[Any] = Ends()
+        self.places: Ends[int] = Ends()
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self.make, self.sources, self.places)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return list(map(self.make, self.sources[index], self.places[index]))
+        return self.make(self.sources[index], self.places[index])
+
+    def __delitem__(self, index: slice) -> None:
+        del self.sources[index]
+        del self.places[index]
+
+    @property
+    def skipped(self) -> int:
+        """How many items were cut away."""
+        return self.places.skipped
+
+    @property
+    def total(self) -> int:
+        """How many items there were."""
+        return self.places.total
+
+    @property
+    def last(self) -> T | None:
+        """The very last item."""
+        return self[-1] if self.places else None
+
+    def cut(self, first: int, last: int) -> None:
+        """As in Ends."""
+        self.sources.cut(first, last)
+        self.places.cut(first, last)
 
 
 class Share(NamedTuple):
@@ -117,6 +166,11 @@ class Take(NamedTuple):
     tokens: int
     wait: int
 
+    @classmethod
+    def of(cls, takes: rec.Takes, place: int) -> Take:
+        """The one at `place` in the columns of `takes`."""
+        return cls(takes.ts[place], takes.tokens[place], takes.waits[place])
+
 
 class Letter(NamedTuple):
     """One row of a bag. `request` is None where it is not traced or not known."""
@@ -126,7 +180,6 @@ class Letter(NamedTuple):
     tokens: int
     fate: str  # records.PUT | STAPLED | KEPT_BACK, or LATE
     slice: int  # index into bag.sort.slices
-    position: int  # tokens of the request that came in letters before this one
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -138,9 +191,9 @@ class RequestJourney:
     tokenise: rec.Tokenise | None = None
     posts: list[rec.Post] = field(default_factory=list)
     stays: list[Stay] = field(default_factory=list)
-    letters: Ends[Letter] = field(default_factory=Ends)  # level 2 and up
-    takes: Ends[Take] = field(default_factory=Ends)  # level 2 and up
-    late: list[Letter] = field(default_factory=list)
+    letters: Column[Letter] = field(default_factory=lambda: Column(lambda bag, place: bag.letters[place]))  # level 2 and up
+    takes: Column[Take] = field(default_factory=lambda: Column(Take.of))  # level 2 and up
+    late: Column[Letter] = field(default_factory=lambda: Column(lambda bag, place: bag.letters[place]))
     aborts: list[rec.Abort] = field(default_factory=list)
     abort_receipts: list[tuple[Process, rec.ReceiveAbort]] = field(default_factory=list)
     close: rec.Close | None = None
@@ -170,7 +223,7 @@ class StepJourney:
 
     process: Process
     schedule: rec.Schedule
-    stays: list[tuple[Stay, int]] = field(default_factory=list)  # who took part, and the tokens granted
+    members: list[Stay] = field(default_factory=list)  # who took part, beside schedule.reqs
     preempted: list[Stay] = field(default_factory=list)
     execute: rec.Execute | None = None
     works: list[tuple[Process, rec.Work]] = field(default_factory=list)  # one for each rank
@@ -194,10 +247,14 @@ class StepJourney:
         return (self.update or self.execute or self.schedule).t1
 
     @property
+    def stays(self) -> list[tuple[Stay, int]]:
+        """Who took part, and the tokens granted."""
+        return list(zip(self.members, self.schedule.tokens, strict=False))
+
+    @property
     def requests(self) -> list[RequestJourney]:
         """The traced requests in it, each once."""
-        unique = {id(stay.request): stay.request for stay, _ in self.stays if stay.request is not None}
-        return list(unique.values())
+        return list(dict.fromkeys(stay.request for stay in self.members if stay.request is not None))
 
     def share(self, req: int) -> Share:
         """The part that the engine core's request `req` had in it."""
@@ -208,16 +265,29 @@ class StepJourney:
         return dict(zip(self.schedule.reqs, self.schedule.tokens, strict=True))
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Bag:
     """One bag as the front end sorted it. `send` and `step` are None where they are not traced or were lost."""
 
     process: Process
     sort: rec.Sort
-    letters: list[Letter] = field(default_factory=list)  # level 2 and up; late ones at every level, last
+    members: list[RequestJourney | None] = field(default_factory=list)  # whose letters, beside sort.reqs
+    late_members: list[RequestJourney | None] = field(default_factory=list)  # beside sort.late
     step: StepJourney | None = None
     send: rec.Send | None = None
     aborts: list[tuple[RequestJourney, rec.Abort]] = field(default_factory=list)  # stop strings found while sorting
+
+    @cached_property
+    def letters(self) -> list[Letter]:
+        """From level 2 on its letters, in order; at every level the late ones, last, as if they had been in the last slice."""
+        sort, last = self.sort, max(len(self.sort.slices) - 1, 0)
+        slices = [index for index, (_, _, size) in enumerate(sort.slices) for _ in range(size)]
+        slices += [last] * (len(sort.reqs) - len(slices))
+        rows = zip(self.members, sort.tokens, sort.fates, slices, strict=False)
+        late = zip(self.late_members, sort.late, strict=False)
+        return [Letter(request, self, tokens, fate, index) for request, tokens, fate, index in rows] + [
+            Letter(request, self, tokens, LATE, last) for request, (_, tokens) in late
+        ]
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -38,7 +38,7 @@ def _root(request: RequestJourney) -> Span:
         process.wall(accept.t),
         process.wall(end),
         _asked(request),
-        [_token_event(letter) for letter in request.letters],
+        _token_events(request),
         tracestate=accept.tracestate,
         remote_parent=accept.parent_span_id is not None,
         dropped_events=request.letters.skipped,
@@ -95,12 +95,19 @@ def _answered(request: RequestJourney, close: rec.Close) -> Attributes:
     )
 
 
-def _token_event(letter: Letter) -> Event:
-    step, merged = letter.bag.step, letter.fate == rec.STAPLED
-    attributes: Attributes = {"index": letter.position, "n": letter.tokens, "merged": merged}
-    if step is not None:
-        attributes[STEP_INDEX] = step.index
-    return Event("gen_ai.token.generated", _put_time(letter), attributes)
+def _token_events(request: RequestJourney) -> list[Event]:
+    """One for each letter; `index` counts the tokens before it, those of letters that were cut away too."""
+    letters, events, index = list(request.letters), list[Event](), 0
+    for place, letter in enumerate(letters):
+        if place == request.letters.places.gap:
+            index = request.num_tokens - sum(other.tokens for other in letters[place:])
+        step, merged = letter.bag.step, letter.fate == rec.STAPLED
+        attributes: Attributes = {"index": index, "n": letter.tokens, "merged": merged}
+        if step is not None:
+            attributes[STEP_INDEX] = step.index
+        events.append(Event("gen_ai.token.generated", _put_time(letter), attributes))
+        index += letter.tokens
+    return events
 
 
 def _put_time(letter: Letter) -> int:
@@ -142,8 +149,8 @@ def _posts(request: RequestJourney, root: Span) -> list[Span]:
 def _sample(request: RequestJourney, post: rec.Post, root: Span) -> Span:
     """One of n answers: from its post to the bag that brought its last letter, or to the request's end."""
     stay = next((stay for stay in request.stays if stay.post is post), None)
-    last = stay.spells[-1].steps.last if stay and stay.t_finished is not None else None
-    bags = [bag for bag in last.bags if bag.process is request.process] if last else []
+    last = stay.spells[-1].steps[-1:] if stay and stay.t_finished is not None else []
+    bags = [bag for step in last for bag in step.bags if bag.process is request.process]
     attributes = known(
         {
             "vllm_lite.sample.index": post.sample,
