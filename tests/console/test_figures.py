@@ -6,8 +6,8 @@ from vllm_lite.console import figures
 
 
 def test_times_have_fixed_decimals() -> None:
-    assert [figures.ms(ns) for ns in (None, 0, 4_999, 15_523_000, 1_041_200_000_000)] == [
-        *("-", "0.00", "0.00", "15.52", "1,041,200.00"),
+    assert [figures.ms(ns) for ns in (None, 0, 4_999, 15_523_000, 9_999_990_000, 1_041_200_000_000)] == [
+        *("-", "0.00", "0.00", "15.52", "9,999.99", "1,041,200"),
     ]
     assert [figures.us(ns) for ns in (None, 1_499, 1_406_163_000)] == ["-", "1", "1,406,163"]
 

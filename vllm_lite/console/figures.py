@@ -13,8 +13,10 @@ KIB = 1024
 
 
 def ms(ns: float | None) -> str:
-    """Milliseconds with two decimals; a dash where the time is not known."""
-    return "-" if ns is None else f"{ns / MS:,.2f}"
+    """Milliseconds with two decimals, without them from ten seconds on; a dash where the time is not known."""
+    if ns is None:
+        return "-"
+    return f"{ns / MS:,.2f}" if ns < 10 * SECOND else f"{ns / MS:,.0f}"
 
 
 def us(ns: float | None) -> str:

@@ -37,7 +37,7 @@ EXAMPLES = """examples:
   vllm-lite trace run "Count to ten." --stop 5               a stop string
   vllm-lite trace run "Tell me a story." --abort-after 10    a caller walks away
   vllm-lite trace run --requests 64 --concurrency 16 --max-tokens 200 \\
-      --slow-reader 50 --stop " the" --stop "." --stop "," --stop-requests 3 \\
+      --slow-reader 500 --stop " the" --stop "." --stop "," --stop-requests 3 \\
       --abort-after 20 --abort-requests 3 --out runs/64
 """
 
