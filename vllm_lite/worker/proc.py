@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from vllm_lite.config import VllmConfig
+from vllm_lite.exceptions import VLLMClientError
 from vllm_lite.wire.serial_utils import MsgpackDecoder, MsgpackEncoder
 from vllm_lite.wire.shm_broadcast import MessageQueue, QueueCancelledError
 from vllm_lite.wire.step import ModelRunnerOutput
@@ -72,7 +73,8 @@ class WorkerServer:
             config = msgspec.msgpack.decode(self._calls.dequeue()[0], type=VllmConfig)
             worker = worker_class(config)(config, rank=self._rank)
         except Exception as error:
-            logger.exception("the worker cannot start")
+            if not isinstance(error, VLLMClientError):  # what the user asked for is answered by the sentence alone
+                logger.exception("the worker cannot start")
             self._reply(WorkerReply(0, type(error).__name__, str(error)))
             return 1
         self._reply(WorkerReply(0))
