@@ -51,7 +51,10 @@ def add_letter(request_id: str, prompt: list[int], params: SamplingParams | None
 class CoreProcess:
     """Starts the child and shakes hands; `num_clients` front ends share this process."""
 
-    def __init__(self, config: VllmConfig | bytes, num_clients: int = 1, engine_index: int = 0) -> None:
+    def __init__(
+        self, config: VllmConfig | bytes, num_clients: int = 1, engine_index: int = 0, coordinator: str | None = None
+    ) -> None:
+        self.coordinator = coordinator
         self.identity = engine_index.to_bytes(2, "little")
         self.folder = ipc_folder()
         self.ctx: zmq.Context[Any] = zmq.Context()
@@ -80,7 +83,7 @@ class CoreProcess:
         identity, hello = self.receive(self.handshake)
         assert identity == self.identity
         addresses = [[f"ipc://{self.folder}/{kind}{i}" for i in range(len(self.inputs))] for kind in ("input", "output")]
-        init = EngineInit(addresses[0], addresses[1], self.config)
+        init = EngineInit(addresses[0], addresses[1], self.config, self.coordinator)
         self.handshake.send_multipart([identity, msgspec.msgpack.encode(init)])
         return msgspec.msgpack.decode(hello, type=EngineHello)
 

@@ -25,6 +25,7 @@ import zmq
 from vllm_lite.config import VllmConfig
 from vllm_lite.engine_core.core import EngineCoreProc
 from vllm_lite.engine_core.executor.abstract import Executor
+from vllm_lite.exceptions import VLLMClientError
 from vllm_lite.wire.messages import PROTOCOL_VERSION, EngineHello, EngineInit, EngineStartFailed
 from vllm_lite.wire.sockets import make_zmq_socket
 
@@ -112,9 +113,11 @@ def start(handshake_address: str, engine_index: int) -> EngineCoreProc | None:
             ctx=ctx,
             input_addresses=init.input_addresses,
             output_addresses=init.output_addresses,
+            coordinator_address=init.coordinator_address,
         )
     except Exception as error:
-        logger.exception("the engine core cannot start")
+        if not isinstance(error, VLLMClientError):  # what the user asked for is answered by the sentence alone
+            logger.exception("the engine core cannot start")
         handshake.send(msgspec.msgpack.encode(EngineStartFailed(type(error).__name__, str(error))))
         ctx.destroy(linger=HANDSHAKE_LINGER_MS)
         return None

@@ -173,11 +173,15 @@ class EngineHello(msgspec.Struct, array_like=True):
 
 
 class EngineInit(msgspec.Struct, array_like=True):
-    """The launcher's answer to HELLO: where to connect, and the whole configuration as msgpack (a VllmConfig)."""
+    """The launcher's answer to HELLO: where to connect, and the whole configuration as msgpack (a VllmConfig).
+
+    `coordinator_address` None: nobody coordinates.
+    """
 
     input_addresses: list[str]
     output_addresses: list[str]
     vllm_config: bytes
+    coordinator_address: str | None = None
 
 
 class EngineCoreReadyResponse(msgspec.Struct, array_like=True):
@@ -199,6 +203,20 @@ class EngineCoreReadyResponse(msgspec.Struct, array_like=True):
     weights_bytes: int = 0
     attention_backend: str = ""
     load_seconds: float = 0.0
+
+
+class EngineLoad(msgspec.Struct, array_like=True):
+    """How busy one engine core is. `kv_cache_usage` is the used share of its blocks, 0 to 1."""
+
+    num_waiting_reqs: int = 0
+    num_running_reqs: int = 0
+    kv_cache_usage: float = 0.0
+
+
+class CoordinatorStats(msgspec.Struct, array_like=True):
+    """What the coordinator publishes: each engine core's newest load, by its index."""
+
+    loads: list[EngineLoad]
 
 
 class EngineStartFailed(msgspec.Struct, array_like=True):

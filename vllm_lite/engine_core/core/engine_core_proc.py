@@ -21,6 +21,7 @@ import zmq
 from vllm_lite.config import VllmConfig
 from vllm_lite.engine_core.core.engine_core import EngineCore
 from vllm_lite.engine_core.core.io_threads import (
+    COORDINATOR,
     InputQueue,
     InputThread,
     OutputItem,
@@ -42,6 +43,7 @@ from vllm_lite.wire.messages import (
     FinishReason,
     UtilityOutput,
 )
+from vllm_lite.wire.stats import SchedulerStats
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class EngineCoreProc(EngineCore):
         ctx: zmq.Context[Any],
         input_addresses: list[str],
         output_addresses: list[str],
+        coordinator_address: str | None = None,
     ) -> None:
         self.engine_index = engine_index
         self.input_queue: InputQueue = SimpleQueue()
@@ -90,9 +93,14 @@ class EngineCoreProc(EngineCore):
         self._ctx = ctx
         super().__init__(vllm_config, executor_class, log_stats, lambda: self._fail("the executor failed"))
         trace_dir = vllm_config.observability_config.trace_dir
+        self._coordinated = coordinator_address is not None
+        self._load_said = (0, 0)
+        addresses = dict(enumerate(output_addresses))
+        if coordinator_address is not None:
+            addresses[COORDINATOR] = coordinator_address
         self._output_thread = OutputThread(
             ctx,
-            output_addresses,
+            addresses,
             engine_index=engine_index,
             output_queue=self.output_queue,
             trace_dir=trace_dir,
@@ -144,7 +152,9 @@ class EngineCoreProc(EngineCore):
             self._process_input_queue()
             if self._shutdown_requested and (not self.has_work() or time.monotonic() >= self._deadline):
                 break
+            self._tell_coordinator()
             self._process_engine_step()
+            self._tell_coordinator()
         self._abort_everything()
 
     def request_shutdown(self) -> None:
@@ -170,6 +180,15 @@ class EngineCoreProc(EngineCore):
         for client_index, outputs in bags.items():
             self.output_queue.put(OutputItem(client_index, outputs, parent_span_id, t_queued))
         self.run_idle_actions()
+
+    def _tell_coordinator(self) -> None:
+        """Say how many requests there are, where that is another number than before."""
+        scheduler = self.scheduler
+        load = len(scheduler.running), len(scheduler.waiting)
+        if self._coordinated and load != self._load_said:
+            self._load_said = load
+            stats = SchedulerStats(*load, scheduler.kv_cache_manager.usage)
+            self.output_queue.put(OutputItem(COORDINATOR, EngineCoreOutputs(scheduler_stats=stats)))
 
     def _handle_client_request(self, request_type: EngineCoreRequestType, payload: Any) -> None:
         if request_type is EngineCoreRequestType.ADD:

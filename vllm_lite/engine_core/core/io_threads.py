@@ -35,6 +35,7 @@ from vllm_lite.wire.sockets import make_zmq_socket
 logger = logging.getLogger(__name__)
 
 OUTPUT_LINGER_MS = 4000  # ENGINE_CORE_DEAD still leaves a dying process
+COORDINATOR = -1  # as a client index
 
 InputQueue = SimpleQueue[tuple[EngineCoreRequestType, Any]]
 
@@ -201,12 +202,12 @@ class InputThread(threading.Thread):
 
 
 class OutputThread(threading.Thread):
-    """Encodes and sends what the main thread queues, until it queues the end."""
+    """Encodes and sends what the main thread queues, until it queues the end. `addresses` are by client index."""
 
     def __init__(
         self,
         ctx: zmq.Context[Any],
-        addresses: list[str],
+        addresses: dict[int, str],
         *,
         engine_index: int,
         output_queue: OutputQueue,
@@ -219,7 +220,9 @@ class OutputThread(threading.Thread):
         self._recorder = Recorder(trace_dir, "engine-core", "output") if trace_dir is not None else None
         self._on_failure = on_failure
         self._encoder = MsgpackEncoder()
-        self._sockets = [make_zmq_socket(ctx, address, zmq.PUSH, bind=False, linger=OUTPUT_LINGER_MS) for address in addresses]
+        self._sockets = {
+            i: make_zmq_socket(ctx, a, zmq.PUSH, bind=False, linger=OUTPUT_LINGER_MS) for i, a in addresses.items()
+        }
 
     def run(self) -> None:
         """Send until the end is queued."""
@@ -227,20 +230,21 @@ class OutputThread(threading.Thread):
             while (item := self._queue.get()).outputs is not None:
                 self._send(item, item.outputs)
             if item.last_word:
-                for socket in self._sockets:
-                    socket.send(ENGINE_CORE_DEAD)
+                for client_index, socket in self._sockets.items():
+                    if client_index != COORDINATOR:
+                        socket.send(ENGINE_CORE_DEAD)
         except Exception:
             logger.exception("the output thread failed")
             self._on_failure()
         finally:
-            for socket in self._sockets:
+            for socket in self._sockets.values():
                 socket.close()
             if self._recorder is not None:
                 self._recorder.close()
 
     def _send(self, item: OutputItem, outputs: EngineCoreOutputs) -> None:
-        if item.client_index not in range(len(self._sockets)):
-            logger.warning("dropped a bag for client %r, of which there are %d", item.client_index, len(self._sockets))
+        if item.client_index not in self._sockets:
+            logger.warning("dropped a bag for client %r; there are %s", item.client_index, list(self._sockets))
             return
         t0 = now_ns()
         outputs.engine_index = self._engine_index
