@@ -34,7 +34,7 @@ def test_usage_counts_the_blocks_that_somebody_holds() -> None:
     assert pool.get_usage() == pytest.approx(0.3)
 
 
-def test_hashed_blocks_are_freed_to_the_end_and_others_to_the_front() -> None:
+def test_case_23_hashed_blocks_are_freed_to_the_end_and_others_to_the_front() -> None:
     pool = BlockPool(8, enable_caching=True)
     blocks = pool.get_new_blocks(4)  # 1 2 3 4
     pool.cache_full_blocks(blocks, [b"a", b"b"], 0, 2)

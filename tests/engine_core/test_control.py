@@ -221,7 +221,7 @@ class Answers:
                 return bag.utility_output
 
 
-def test_over_sockets_the_reply_comes_after_the_last_rows() -> None:
+def test_case_19_a_deferred_reply_comes_after_the_last_rows() -> None:
     with CoreProcess(toy_config(toy_step_time=0.005)) as core:
         core.start()
         answers = Answers(core)

@@ -94,7 +94,7 @@ def test_a_core_that_cannot_be_built_frees_its_executor() -> None:
     assert Watched.shutdowns == before + 1
 
 
-def test_an_abort_that_arrives_while_the_model_runs_wins_over_the_last_token() -> None:
+def test_case_16_an_abort_that_arrives_while_the_model_runs_wins_over_the_last_token() -> None:
     core = EngineCore(toy_config(), Watched)
     executor = core.model_executor
     assert isinstance(executor, Watched)

@@ -82,7 +82,7 @@ def test_blocks_are_shared_before_they_are_computed() -> None:
     assert admit(manager, make_request("b", [*PROMPT, 1]), 1) == [1, 2, 4]
 
 
-def test_a_salt_is_a_cache_of_its_own() -> None:
+def test_case_21_a_salt_is_a_cache_of_its_own() -> None:
     manager = KVCacheManager(kv_config(20, 4))
     admit(manager, make_request("a", [*PROMPT, 1], cache_salt="x"), 9)
     assert manager.get_computed_blocks(make_request("b", [*PROMPT, 1]))[1] == 0

@@ -77,7 +77,7 @@ def test_an_aborted_request_is_not_heard_of_again() -> None:
         core.stop()
 
 
-def test_an_abort_right_behind_its_add_is_not_lost() -> None:
+def test_case_16_an_abort_right_behind_its_add_is_not_lost() -> None:
     with CoreProcess(toy_config(toy_step_time=0.05)) as core:
         core.start()
         core.add("busy", PROMPT, SamplingParams(max_tokens=8))
@@ -200,7 +200,7 @@ def utility_answer(core: CoreProcess, call_id: int, method: str, *args: Any) -> 
     return answer
 
 
-def test_utility_calls_answer_or_fail_by_name(running_core: CoreProcess) -> None:
+def test_case_19_utility_calls_answer_or_fail_by_name(running_core: CoreProcess) -> None:
     assert utility_answer(running_core, 1, "reset_prefix_cache").result is True
     assert utility_answer(running_core, 2, "collective_rpc", "sleep_for", None, [0.0]).result == [0]
     for call_id, method, args, words in [
@@ -216,14 +216,35 @@ def test_utility_calls_answer_or_fail_by_name(running_core: CoreProcess) -> None
         assert words in answer.failure_message
 
 
-def test_a_result_that_cannot_be_encoded_is_a_failed_call(running_core: CoreProcess) -> None:
+def test_case_18_a_result_that_cannot_be_encoded_is_a_failed_call(running_core: CoreProcess) -> None:
     answer = utility_answer(running_core, 9, "collective_rpc", "__getattribute__", None, ["get_info"])
     assert "the call's result cannot be sent" in answer.failure_message
     running_core.add("after", PROMPT)
     assert running_core.answers("after")["after"][1] == "length"
 
 
-def test_a_failing_step_is_the_engines_death() -> None:
+def test_case_20_a_burst_of_large_bags_arrives_intact(running_core: CoreProcess) -> None:
+    """Arrays travel in frames of their own, which the sender may not touch before they have left."""
+    params = SamplingParams(max_tokens=40, logprobs=-1, ignore_eos=True)
+    names = [f"big{i}" for i in range(16)]
+    for index, name in enumerate(names):
+        running_core.add(name, [*PROMPT, 20 + index], params)
+    tokens: dict[str, list[int]] = {name: [] for name in names}
+    ended = 0
+    while ended < len(names):
+        for row in running_core.bag().outputs:
+            if row.request_id in tokens:
+                tokens[row.request_id] += row.new_token_ids
+                ended += row.finish_reason is not None
+                logprobs = row.new_logprobs
+                assert logprobs is not None
+                assert logprobs.logprob_token_ids.shape == (1, 96)
+                assert logprobs.logprob_token_ids[0, :2].tolist() == row.new_token_ids * 2
+                assert logprobs.logprobs[0].tolist() == [-0.5, *(-0.5 * k for k in range(1, 96))]
+    assert tokens == {name: expected_tokens([*PROMPT, 20 + index], 40, params) for index, name in enumerate(names)}
+
+
+def test_case_17_a_failing_step_is_the_engines_death() -> None:
     with CoreProcess(toy_config(toy_crash_at_step=3)) as core:
         core.start()
         core.add("a", PROMPT)

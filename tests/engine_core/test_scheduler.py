@@ -116,7 +116,7 @@ def test_a_prompt_of_exactly_the_pool_is_served(length: int) -> None:
 # ---- the prefix cache --------------------------------------------------------------------------------------------------------
 
 
-def test_requests_of_one_step_share_blocks_that_are_only_now_computed() -> None:
+def test_case_21_requests_of_one_step_share_blocks_that_are_only_now_computed() -> None:
     b = bench()
     b.add("a", [*EIGHT, 1])
     b.add("b", [*EIGHT, 1])
@@ -128,7 +128,7 @@ def test_requests_of_one_step_share_blocks_that_are_only_now_computed() -> None:
     assert b.answers["a"].token_ids == b.answers["b"].token_ids == b.expected("a", 4)
 
 
-def test_a_fully_cached_prompt_computes_its_last_block_again() -> None:
+def test_case_21_a_fully_cached_prompt_computes_its_last_block_again() -> None:
     b = bench()
     b.add("a", EIGHT)
     b.run()
@@ -170,7 +170,7 @@ def test_reset_prefix_cache_waits_for_running_requests_or_preempts_them() -> Non
 # ---- preemption --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_running_request_goes_and_resumes_in_front_with_what_is_still_cached() -> None:
+def test_case_22_the_newest_running_request_goes_and_resumes_in_front_with_what_is_still_cached() -> None:
     b = bench(num_blocks=7)  # six usable blocks
     b.add("a", list(range(11)), SamplingParams(max_tokens=10))
     b.add("b", list(range(50, 61)), SamplingParams(max_tokens=4))
@@ -299,7 +299,7 @@ def test_tokens_after_the_one_that_stops_are_dropped() -> None:
     assert b.requests["a"].output_token_ids == [5, 7]
 
 
-def test_the_worker_hears_of_the_last_end_by_an_empty_step() -> None:
+def test_case_23_the_worker_hears_of_the_last_end_by_an_empty_step() -> None:
     b = bench()
     b.add("a", EIGHT, SamplingParams(max_tokens=1))
     b.step()
@@ -356,7 +356,7 @@ def test_an_end_that_was_set_while_waiting_is_no_surprise() -> None:
     b.check_empty()
 
 
-def test_a_live_id_is_not_taken_twice() -> None:
+def test_case_14_a_live_id_is_not_taken_twice() -> None:
     b = bench()
     b.add("a", EIGHT)
     with pytest.raises(ValueError, match="a is here already"):
@@ -381,6 +381,20 @@ def test_each_client_gets_its_own_bag_and_one_of_them_the_statistics() -> None:
     assert stats is not None
     assert (stats.num_running_reqs, stats.num_waiting_reqs, stats.step_counter) == (3, 0, 0)
     assert stats.kv_cache_usage == pytest.approx(4 / 99)
+
+
+def test_who_has_ended_is_said_where_requests_are_balanced_over_engines() -> None:
+    config = make_config()
+    config.parallel_config.data_parallel_size = 2
+    b = Bench(config)
+    b.add("a", EIGHT, SamplingParams(max_tokens=1))
+    b.add("b", EIGHT, LONG, client_index=3)
+    plan = b.scheduler.schedule()
+    b.scheduler.finish_requests("b", RequestStatus.FINISHED_ABORTED)
+    bags = b.scheduler.update_from_output(plan, b.execute(plan))
+    assert {client: bag.finished_requests for client, bag in bags.items()} == {0: {"a"}, 3: {"b"}}
+    plan = b.scheduler.schedule()
+    assert b.scheduler.update_from_output(plan, b.execute(plan))[0].finished_requests is None
 
 
 def test_a_step_without_rows_still_reports_to_client_0_unless_statistics_are_off() -> None:

@@ -57,6 +57,9 @@ class Scheduler:
         self.running: list[Request] = []
         self._finished_req_ids: list[str] = []  # since the last schedule(); the worker drops their state
         self._preempted_req_ids: list[str] = []
+        parallel = vllm_config.parallel_config
+        self._include_finished_set = parallel.data_parallel_size > 1 and not parallel.data_parallel_external_lb
+        self._finished_by_client: dict[int, set[str]] = {}  # since the last bags; for whoever balances requests over engines
         self._step = -1
         self.pause_state = PauseState.UNPAUSED  # requests may come and go in any state
 
@@ -355,10 +358,16 @@ class Scheduler:
     def _free_request(self, request: Request) -> None:
         self.kv_cache_manager.free(request)
         self._finished_req_ids.append(request.request_id)
+        if self._include_finished_set:
+            self._finished_by_client.setdefault(request.client_index, set()).add(request.request_id)
         del self.requests[request.request_id]
 
     def _make_bags(self, outputs: dict[int, list[EngineCoreOutput]], num_preempted: int) -> dict[int, EngineCoreOutputs]:
         bags = {client: EngineCoreOutputs(outputs=rows) for client, rows in outputs.items()}
+        if self._finished_by_client:
+            for client, request_ids in self._finished_by_client.items():
+                bags.setdefault(client, EngineCoreOutputs()).finished_requests = request_ids
+            self._finished_by_client = {}
         if self.log_stats:
             if not bags:
                 bags[0] = EngineCoreOutputs()
