@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.frontend.helpers import FINAL_ONLY
+from tests.frontend.helpers import FINAL_ONLY, row
 from vllm_lite import PoolingParams, SamplingParams
 from vllm_lite.exceptions import EngineDeadError, QueueOverflowError, VLLMValidationError
 from vllm_lite.frontend.stamps import BagStamp, Stamps, unsampled_headers
@@ -19,6 +19,7 @@ from vllm_lite.tracing.journey.load import load_run
 from vllm_lite.tracing.records import KEPT_BACK, PUT, STAPLED
 from vllm_lite.tracing.request_trace import RequestTrace
 from vllm_lite.tracing.run_dir import create_run_dir
+from vllm_lite.wire.messages import EngineCoreOutputs
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "vendor=1", "baggage": "k=v"}
@@ -145,8 +146,8 @@ def filled(trace: RequestTrace | None) -> BagStamp:
 @pytest.mark.parametrize(("columns", "level"), [(([1, 0, 1], [1, 2, 1], "psk"), 2), (([], [], ""), 1)])
 def test_a_bag_is_written_whole(made: Fixture, columns: tuple[list[int], list[int], str]) -> None:
     trace = made.accept()
-    assert made.stamps.open_bag() is not None
-    made.stamps.sort(filled(trace), 1, SAMPLED["traceparent"], (10, 20, 300))
+    assert made.stamps.open_bag(EngineCoreOutputs()) is not None
+    made.stamps.sort(filled(trace), EngineCoreOutputs(1, step_trace=SAMPLED["traceparent"]), (10, 20, 300))
     sort = made.read().bags[0].sort
     assert (sort.bag, sort.engine_index, sort.trace, sort.t_received, sort.t_decoded) == (0, 1, SAMPLED["traceparent"], 10, 20)
     assert (sort.slices, sort.body_size, sort.num_outputs, sort.num_tokens) == ([(1, 2, 4)], 300, 4, 7)
@@ -156,15 +157,15 @@ def test_a_bag_is_written_whole(made: Fixture, columns: tuple[list[int], list[in
 
 def test_bags_that_concern_nobody_traced_are_counted_and_not_written(made: Fixture) -> None:
     trace = made.accept()
-    made.stamps.sort(filled(None), 0, None, (0, 0, 0))
-    made.stamps.sort(filled(trace), 0, None, (0, 0, 0))
-    made.stamps.sort(filled(None), 0, SAMPLED["traceparent"], (0, 0, 0))
+    made.stamps.sort(filled(None), EngineCoreOutputs(), (0, 0, 0))
+    made.stamps.sort(filled(trace), EngineCoreOutputs(), (0, 0, 0))
+    made.stamps.sort(filled(None), EngineCoreOutputs(step_trace=SAMPLED["traceparent"]), (0, 0, 0))
     assert [b.sort.bag for b in made.read().bags] == [1, 2]
 
 
 @pytest.mark.parametrize("level", [0])
 def test_no_bag_is_opened_while_tracing_is_off(made: Fixture) -> None:
-    assert made.stamps.open_bag() is None
+    assert made.stamps.open_bag(EngineCoreOutputs()) is None
 
 
 # ---- ends ------------------------------------------------------------------------------------------------------------------
@@ -217,7 +218,7 @@ def test_how_a_request_ends(
 
 def test_what_is_open_at_the_end_is_closed(made: Fixture) -> None:
     trace = made.accept()
-    trace.puts, trace.in_slot = 1, True
+    trace.puts = 1
     run = made.read()
     assert [(r.close.outcome, r.close.left) for r in run.requests if r.close] == [("aborted", 1)]
     assert run.processes[0].ended
@@ -230,3 +231,33 @@ def test_a_death_is_noted(made: Fixture, tmp_path: Path) -> None:
     made.accept()
     made.stamps.engine_dead(3)
     assert [death.engine_index for _, death in made.read().deaths] == [3]
+
+
+def test_level_1_counts_what_level_2_would_have_noted_letter_by_letter() -> None:
+    """One row came late, one request failed here, one letter was stapled and one kept back; two tokens in one row."""
+    made = Fixture(1)
+    trace = made.stamps.accept("mine", SamplingParams(), None)
+    rows = [row("a", [1, 2]), row("b", [3]), row("c", [4]), row("gone", [5, 6]), row("bad", [7]), row("d", [8])]
+    outputs = EngineCoreOutputs(2, rows, step_trace=SAMPLED["traceparent"])
+    stamp = made.stamps.open_bag(outputs)
+    assert stamp is not None
+    assert not stamp.by_letter
+    stamp.note(trace, [3], STAPLED)
+    stamp.note(trace, [4], KEPT_BACK)
+    stamp.late.append(("gone", 2))
+    stamp.lost.append(1)
+    made.stamps.sort(stamp, outputs, (10, 20, 300))
+    (bag,) = made.read().bags
+    sort = bag.sort
+    assert sort is not None
+    assert (sort.num_outputs, sort.num_tokens, sort.num_put, sort.num_stapled, sort.num_kept_back) == (5, 7, 2, 1, 1)
+    assert (sort.reqs, sort.tokens, sort.fates, sort.late) == ([], [], "", [("gone", 2)])
+
+
+@pytest.mark.parametrize(("level", "step_trace", "by_letter"), [(1, None, True), (1, "00-x", False), (2, "00-x", True)])
+def test_letters_are_noted_where_they_are_needed(level: int, step_trace: str | None, by_letter: bool) -> None:
+    made = Fixture(level)
+    stamp = made.stamps.open_bag(EngineCoreOutputs(step_trace=step_trace))
+    assert stamp is not None
+    assert stamp.by_letter is by_letter
+    made.stamps.shutdown()

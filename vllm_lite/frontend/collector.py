@@ -8,6 +8,7 @@ Mirrors: vllm/v1/engine/output_processor.py (RequestOutputCollector)
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from vllm_lite.frontend.stamps import TOKEN_LEVEL, Stamps
 from vllm_lite.outputs import PoolingRequestOutput, RequestOutput
@@ -26,7 +27,18 @@ class RequestOutputCollector:
     its own. `trace` counts what happens here, where the request is traced; `stamps` then writes it down.
     """
 
-    __slots__ = ("__weakref__", "_stamps", "_t_put", "_timed", "_waiter", "aggregate", "output", "request_id", "trace")
+    __slots__ = (
+        "__weakref__",
+        "_failed",
+        "_stamps",
+        "_t_put",
+        "_take",
+        "_waiter",
+        "aggregate",
+        "output",
+        "request_id",
+        "trace",
+    )
 
     def __init__(
         self,
@@ -37,10 +49,11 @@ class RequestOutputCollector:
     ) -> None:
         self.aggregate = output_kind is RequestOutputKind.DELTA
         self.request_id = request_id
-        self.output: Output | Exception | None = None
+        self.output: Any = None  # Output, Exception or None
+        self._failed = False  # it is an exception: asking this is quicker than asking for its type
         self.trace = trace
         self._stamps = stamps
-        self._timed = trace is not None and trace.level >= TOKEN_LEVEL
+        self._take = None if stamps is None or trace is None or trace.level < TOKEN_LEVEL else stamps.take
         self._t_put = 0
         self._waiter: asyncio.Future[None] | None = None
 
@@ -49,15 +62,16 @@ class RequestOutputCollector:
 
         An exception replaces whatever lies there and stays until it is taken: outputs that come later are dropped.
         """
+        if isinstance(output, Exception):
+            return self._put_error(output)
         present = self.output
         if present is not None:
             return self._put_on(present, output)
         self.output = output
         trace = self.trace
-        if trace is not None and not isinstance(output, Exception):
+        if trace is not None:
             trace.puts += 1
-            trace.in_slot = True
-            if self._timed:
+            if self._take is not None:
                 self._t_put = now_ns()
         waiter = self._waiter
         if waiter is not None:
@@ -66,24 +80,27 @@ class RequestOutputCollector:
                 waiter.set_result(None)
         return PUT
 
-    def _put_on(self, present: Output | Exception, output: Output | Exception) -> str:
-        """The slot is full: the reader has been woken and has not had its turn."""
-        if isinstance(present, Exception):
+    def _put_error(self, error: Exception) -> str:
+        if self._failed:
             return KEPT_BACK
-        trace = self.trace
-        if isinstance(output, Exception):
-            self.output = output
-            if trace is not None:
-                trace.left += trace.in_slot
-                trace.in_slot = False
-            return PUT
+        self._failed = True
+        self.output = error
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        return PUT
+
+    def _put_on(self, present: Output, output: Output) -> str:
+        """The slot is full: the reader has been woken and has not had its turn."""
+        if self._failed:
+            return KEPT_BACK
         if isinstance(present, RequestOutput) and isinstance(output, RequestOutput):
             present.add(output, aggregate=self.aggregate)
         else:
             self.output = output
-        if trace is not None:
-            trace.puts += 1
-            trace.staples += 1
+        if self.trace is not None:
+            self.trace.puts += 1
+            self.trace.staples += 1
         return STAPLED
 
     async def get(self) -> Output:
@@ -103,18 +120,21 @@ class RequestOutputCollector:
         if output is None:
             return None
         self.output = None
-        if isinstance(output, Exception):
+        if self._failed:
+            self._failed = False
             self.close(output)
             raise output
         trace = self.trace
         if trace is not None:
             trace.takes += 1
-            trace.in_slot = False
-            if self._timed:
-                self._note_take(trace, output)
+            take = self._take
+            if take is not None:
+                t = now_ns()
+                take(trace.req, t, _num_tokens(output), t - self._t_put)
             if output.finished:
                 self.close()
-        return output
+        taken: Output = output
+        return taken
 
     def close(self, error: Exception | None = None) -> None:
         """Nobody will read any more, or the reader gets `error`: a traced request that has not ended before ends here."""
@@ -123,11 +143,6 @@ class RequestOutputCollector:
 
     def __del__(self) -> None:
         self.close()
-
-    def _note_take(self, trace: RequestTrace, output: Output) -> None:
-        assert self._stamps is not None
-        t = now_ns()
-        self._stamps.take(trace.req, t, _num_tokens(output), t - self._t_put)
 
 
 def _num_tokens(output: Output) -> int:

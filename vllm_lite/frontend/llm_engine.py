@@ -186,14 +186,14 @@ class LLMEngine:
 
     def _sort(self, bag: Bag) -> None:
         outputs, stamps = bag.outputs, self._stamps
-        stamp = None if stamps is None else stamps.open_bag()
+        stamp = None if stamps is None else stamps.open_bag(outputs)
         t0 = now_ns()
         processed = self.output_processor.process_outputs(outputs.outputs, stamp=stamp)
         if processed.reqs_to_abort:
             self._abort_stopped(processed.reqs_to_abort)
         if stamp is not None and stamps is not None:
             stamp.slices.append((t0, now_ns(), len(outputs.outputs)))
-            stamps.sort(stamp, outputs.engine_index, outputs.step_trace, (bag.t_received, bag.t_decoded, bag.body_size))
+            stamps.sort(stamp, outputs, (bag.t_received, bag.t_decoded, bag.body_size))
 
     def _abort_stopped(self, internal_ids: list[str]) -> None:
         headers = None if self._stamps is None else self._stamps.abort(internal_ids, "stop_string")

@@ -66,7 +66,7 @@ class OutputHandler:
         """In slices, so that a large bag does not keep the loop from everything else."""
         outputs, rows = bag.outputs, bag.outputs.outputs
         stats = IterationStats() if self._stat_logger is not None and rows else None
-        stamp = None if self._stamps is None else self._stamps.open_bag()
+        stamp = None if self._stamps is None else self._stamps.open_bag(outputs)
         for start in range(0, len(rows), self._chunk_size):
             if start:
                 await asyncio.sleep(0)
@@ -79,7 +79,7 @@ class OutputHandler:
                 await send_abort(self._engine_core, processed.reqs_to_abort, "stop_string", self._stamps)
         if stamp is not None and self._stamps is not None:
             arrival = (bag.t_received, bag.t_decoded, bag.body_size)
-            self._stamps.sort(stamp, outputs.engine_index, outputs.step_trace, arrival)
+            self._stamps.sort(stamp, outputs, arrival)
         if self._stat_logger is not None:
             self._stat_logger.record(outputs.scheduler_stats, stats, engine_idx=outputs.engine_index)
 

@@ -21,7 +21,7 @@ from vllm_lite.frontend.tokenizer import Tokenizer
 from vllm_lite.metrics.stats import IterationStats
 from vllm_lite.outputs import PoolingRequestOutput, RequestOutput
 from vllm_lite.tracing.recorder import now_ns
-from vllm_lite.tracing.records import KEPT_BACK
+from vllm_lite.tracing.records import KEPT_BACK, PUT
 from vllm_lite.tracing.request_trace import RequestTrace
 from vllm_lite.wire.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 
@@ -119,6 +119,8 @@ class OutputProcessor:
                     _count_end(row, state, iteration_stats)
             except Exception as error:  # whatever it is, it is this request's alone
                 self._fail(state, error, processed)
+                if stamp is not None:
+                    stamp.lost.append(len(row.new_token_ids))
         return processed
 
     def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:
@@ -176,8 +178,8 @@ class OutputProcessor:
             fate = state.queue.put(output)
         else:
             processed.request_outputs.append(output)
-        if stamp is not None:
-            stamp.letters.append((state.trace, new_token_ids, fate))
+        if stamp is not None and (fate is not PUT or stamp.by_letter):
+            stamp.note(state.trace, new_token_ids, fate)
         if finish_reason is not None:
             self._forget(state, finish_reason, stop_reason)
             if row.finish_reason is None:
@@ -193,8 +195,8 @@ class OutputProcessor:
             fate = state.queue.put(output)
         else:
             processed.request_outputs.append(output)
-        if stamp is not None:
-            stamp.letters.append((state.trace, [], fate))
+        if stamp is not None and (fate is not PUT or stamp.by_letter):
+            stamp.note(state.trace, [], fate)
         self._forget(state, row.finish_reason, None)
 
     def _fail(self, state: RequestState, error: Exception, processed: OutputProcessorOutput) -> None:

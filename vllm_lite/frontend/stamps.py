@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 from vllm_lite.exceptions import EngineDeadError, QueueOverflowError, VLLMClientError
@@ -31,7 +32,9 @@ from vllm_lite.tracing.records import (
 )
 from vllm_lite.tracing.request_trace import RequestTrace
 from vllm_lite.tracing.sampler import Sampler
+from vllm_lite.wire.messages import EngineCoreOutputs
 
+_TOKEN_IDS = attrgetter("new_token_ids")
 TOKEN_LEVEL = 2  # from here on tokens and mailboxes are recorded one by one
 
 
@@ -107,36 +110,47 @@ class Stamps:
 
     # ---- bags --------------------------------------------------------------------------------------------------------------
 
-    def open_bag(self) -> BagStamp | None:
-        """A stamp for the bag that is being sorted, where tracing is on."""
-        return BagStamp() if self.level else None
+    def open_bag(self, outputs: EngineCoreOutputs) -> BagStamp | None:
+        """A stamp for the bag that is about to be sorted, where tracing is on.
 
-    def sort(self, stamp: BagStamp, engine_index: int, step_trace: str | None, arrival: tuple[int, int, int]) -> None:
+        Letters are noted one by one where they are to be recorded, or where only they can say whether the bag is.
+        """
+        level = self.level
+        return BagStamp(by_letter=level >= TOKEN_LEVEL or outputs.step_trace is None) if level else None
+
+    def sort(self, stamp: BagStamp, outputs: EngineCoreOutputs, arrival: tuple[int, int, int]) -> None:
         """S8: the bag is empty. It is written if its step is traced or one of its letters is. `arrival`: time received and
         decoded, and bytes."""
         bag, self._num_bags = self._num_bags, self._num_bags + 1
-        letters = stamp.letters
+        letters, late, step_trace = stamp.letters, stamp.late, outputs.step_trace
         if step_trace is None and not any(letter[0] for letter in letters):
             return
-        fates = "".join([letter[2] for letter in letters])
-        tokens = [len(letter[1]) for letter in letters]
-        by_letter = self._recorder.level >= TOKEN_LEVEL
+        by_letter = stamp.by_letter and self._recorder.level >= TOKEN_LEVEL
+        num_late_tokens = sum(count for _, count in late)
+        if stamp.by_letter:
+            fates = "".join([letter[2] for letter in letters])
+            tokens = [len(letter[1]) for letter in letters]
+            num_tokens = sum(tokens) + num_late_tokens
+        else:  # all but the fates noted are PUT
+            fates = stamp.fates + PUT * (len(outputs.outputs) - len(late) - len(stamp.fates) - len(stamp.lost))
+            tokens = []
+            num_tokens = sum(map(len, map(_TOKEN_IDS, outputs.outputs))) - sum(stamp.lost)
         self._recorder.append(
             Sort(
                 bag=bag,
-                engine_index=engine_index,
+                engine_index=outputs.engine_index,
                 trace=step_trace,
                 t_received=arrival[0],
                 t_decoded=arrival[1],
                 slices=stamp.slices,
                 t_done=now_ns(),
                 body_size=arrival[2],
-                num_outputs=len(fates) + len(stamp.late),
-                num_tokens=sum(tokens) + sum(count for _, count in stamp.late),
+                num_outputs=len(fates) + len(late),
+                num_tokens=num_tokens,
                 num_put=fates.count(PUT),
                 num_stapled=fates.count(STAPLED),
                 num_kept_back=fates.count(KEPT_BACK),
-                late=stamp.late,
+                late=late,
                 reqs=[0 if letter[0] is None else letter[0].req for letter in letters] if by_letter else [],
                 tokens=tokens if by_letter else [],
                 fates=fates if by_letter else "",
@@ -171,7 +185,6 @@ class Stamps:
         if trace.closed:
             return
         trace.closed = True
-        trace.left += trace.in_slot
         for internal_id in self._open.pop(trace.req)[1]:
             del self._posted[internal_id]
         outcome, error_type, message = _ending(trace, error)
@@ -207,14 +220,28 @@ class Stamps:
 
 
 class BagStamp:
-    """What is noted while one bag is sorted; `letters` are those that somebody waits for, each with its ids and its fate."""
+    """What is noted while one bag is sorted.
 
-    __slots__ = ("late", "letters", "slices")
+    `by_letter`: of each letter that somebody waits for its request, ids and fate. Else only what is out of the ordinary:
+    `fates` other than PUT. `lost` are the tokens of rows whose request failed here.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("by_letter", "fates", "late", "letters", "lost", "slices")
+
+    def __init__(self, *, by_letter: bool = True) -> None:
+        self.by_letter = by_letter
         self.letters: list[tuple[RequestTrace | None, list[int], str]] = []
+        self.fates = ""
+        self.lost: list[int] = []
         self.late: list[tuple[str, int]] = []  # letters that nobody waits for any more: internal id and tokens
         self.slices: list[tuple[int, int, int]] = []
+
+    def note(self, trace: RequestTrace | None, token_ids: list[int], fate: str) -> None:
+        """A letter that was put, stapled or kept back."""
+        if self.by_letter:
+            self.letters.append((trace, token_ids, fate))
+        else:
+            self.fates += fate
 
 
 def unsampled_headers(trace_headers: Mapping[str, str] | None) -> dict[str, str] | None:

@@ -29,17 +29,20 @@ class RequestTrace:
     puts: int = 0
     staples: int = 0
     takes: int = 0
-    left: int = 0
     kept_back: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0  # of all samples, as the caller gets them (cut at a stop string)
     num_cached_tokens: int = 0
     t_first_token: int | None = None  # monotonic ns
-    in_slot: bool = False  # a letter lies in the mailbox
     finish_reasons: list[str] = field(default_factory=list)  # one for each sample that has ended
     stop_reason: str | int | None = None
     error_message: str | None = None  # why a sample ended with reason "error"
     closed: bool = False  # set by whoever writes the Close record, so that there is exactly one
+
+    @property
+    def left(self) -> int:
+        """Letters that nobody took: what lies in the slot, and what an error replaced there."""
+        return self.puts - self.staples - self.takes
 
     def traceparent(self, span_id: str) -> str:
         """The header that makes `span_id`, a span of this request, the receiver's parent."""
