@@ -7,8 +7,10 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +25,7 @@ class Process:
     threads: dict[str, bool] = field(default_factory=dict)  # thread -> its spool ended with a farewell
     t_last: int = 0  # the newest time seen in its records
     alive: bool = False  # it still ran when its spools were read
+    resource: Mapping[str, Any] | None = None  # its attributes, where spans were read from a file that says them
 
     def wall(self, t: int) -> int:
         """Monotonic `t` of this process as nanoseconds since 1970."""

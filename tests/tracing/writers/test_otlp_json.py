@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from tests.tracing.official import official_request
 from vllm_lite.tracing.journey import Run
 from vllm_lite.tracing.spans import Event, Kind, Link, Span, run_spans
 from vllm_lite.tracing.writers import otlp_json
-from vllm_lite.tracing.writers.otlp_json import otlp_request, write_otlp_json
+from vllm_lite.tracing.writers.otlp_json import otlp_request, read_otlp_json, write_otlp_json
 
 
 def parse(line: str) -> TracesData:
@@ -82,3 +84,44 @@ def test_every_kind_of_value() -> None:
     assert values["b"].WhichOneof("value") == "bool_value"
     assert [item.string_value for item in values["l"].array_value.values] == ["a", "b"]
     assert [item.int_value for item in values["n"].array_value.values] == [1, 2]
+
+
+def told(span: Span) -> dict[str, Any]:
+    fields = asdict(span)
+    return fields | {"process": None, "remote_parent": span.remote_parent and span.parent_span_id is not None}
+
+
+@pytest.mark.parametrize("name", ["run.otlp.jsonl", "run.otlp.jsonl.gz"])
+def test_what_was_written_reads_as_the_same_spans(canned: Run, dead: Run, tmp_path: Path, name: str) -> None:
+    for run in (canned, dead):
+        spans = list(run_spans(run))
+        write_otlp_json(spans, tmp_path / name, {"OTEL_SERVICE_NAME": "mine"})
+        again = list(read_otlp_json(tmp_path / name))
+        assert sorted(map(told, again), key=itemgetter("span_id")) == sorted(map(told, spans), key=itemgetter("span_id"))
+        assert {(s.process.role, s.process.pid, s.process.host) for s in again} == {
+            (s.process.role, s.process.pid, s.process.host) for s in spans
+        }
+        write_otlp_json(again, tmp_path / f"again.{name}", {"OTEL_SERVICE_NAME": "somebody else"})
+        assert resources(tmp_path / f"again.{name}") == resources(tmp_path / name)
+
+
+def resources(path: Path) -> set[str]:
+    raw = path.read_bytes()
+    lines = (gzip.decompress(raw) if path.name.endswith(".gz") else raw).splitlines()
+    return {json.dumps(part["resource"]) for line in lines for part in json.loads(line)["resourceSpans"]}
+
+
+def test_a_collectors_file_with_less_in_it(tmp_path: Path) -> None:
+    span = {"traceId": "a" * 32, "spanId": "b" * 16, "name": "x", "startTimeUnixNano": "1", "endTimeUnixNano": 2}
+    (tmp_path / "f.jsonl").write_text("\n" + json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}) + "\n")
+    [only] = read_otlp_json(tmp_path / "f.jsonl")
+    assert (only.name, only.start, only.end, only.kind, only.process.role) == ("x", 1, 2, Kind.INTERNAL, "")
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"spans": []}', '{"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "x"}]}]}]}']
+)
+def test_a_line_that_is_something_else_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "f.jsonl").write_text(f'{{"resourceSpans": []}}\n{line}\n')
+    with pytest.raises(ValueError, match="line 2, is no OTLP request"):
+        list(read_otlp_json(tmp_path / "f.jsonl"))

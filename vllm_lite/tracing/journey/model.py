@@ -217,7 +217,7 @@ class RequestJourney:
         return sorted(unique.values(), key=lambda step: step.process.wall(step.schedule.t0))
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False)
 class StepJourney:
     """One step of an engine core that held a traced request."""
 
@@ -258,11 +258,7 @@ class StepJourney:
 
     def share(self, req: int) -> Share:
         """The part that the engine core's request `req` had in it."""
-        return Share(self, self._granted[req], req in self.schedule.prefills)
-
-    @cached_property
-    def _granted(self) -> dict[int, int]:
-        return dict(zip(self.schedule.reqs, self.schedule.tokens, strict=True))
+        return Share(self, self.schedule.tokens[self.schedule.reqs.index(req)], req in self.schedule.prefills)
 
 
 @dataclass(eq=False, repr=False)

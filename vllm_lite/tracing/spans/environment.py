@@ -22,11 +22,13 @@ T = TypeVar("T")
 SCOPE = {"name": "vllm_lite.tracing", "version": __version__}
 
 
-def resource_attributes(process: Process, environ: Mapping[str, str]) -> dict[str, str | int]:
-    """The resource of `process`.
+def resource_attributes(process: Process, environ: Mapping[str, str]) -> Attributes:
+    """The resource of `process`, as it was read or else as the environment has it.
 
     service.name is vllm-lite.<role>; a name X that the environment gives becomes X for the front end and X.<role> for others.
     """
+    if process.resource is not None:
+        return dict(process.resource)
     given = given_attributes(environ)
     name = environ.get("OTEL_SERVICE_NAME", "").strip() or given.pop("service.name", "")
     own = f"vllm-lite.{process.role}" if not name else name if process.role == "frontend" else f"{name}.{process.role}"

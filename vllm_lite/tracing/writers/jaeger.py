@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from vllm_lite.tracing.process import Process
 from vllm_lite.tracing.records import AttributeValue
 from vllm_lite.tracing.spans import Span
@@ -22,7 +24,7 @@ from vllm_lite.tracing.spans.environment import SCOPE, resource_attributes
 def write_jaeger_json(spans: Iterable[Span], path: Path, environ: Mapping[str, str] | None = None) -> int:
     """Write `spans` to `path`, sorted into traces. Returns how many there were."""
     traces = jaeger_traces(spans, os.environ if environ is None else environ)
-    path.write_text(json.dumps({"data": traces}, separators=(",", ":")), encoding="utf-8")
+    path.write_bytes(msgspec.json.encode({"data": traces}))
     return sum(len(trace["spans"]) for trace in traces)
 
 
@@ -36,23 +38,18 @@ def jaeger_traces(spans: Iterable[Span], environ: Mapping[str, str]) -> list[dic
 
 
 def _trace(spans: list[Span], environ: Mapping[str, str]) -> dict[str, Any]:
-    numbers: dict[int, str] = {}
-    processes: dict[str, dict[str, Any]] = {}
-    for span in spans:
-        if id(span.process) not in numbers:
-            number = numbers[id(span.process)] = f"p{len(numbers) + 1}"
-            processes[number] = _process(span.process, environ)
+    numbers = {process: f"p{number}" for number, process in enumerate(dict.fromkeys(span.process for span in spans), 1)}
     return {
         "traceID": spans[0].trace_id,
-        "spans": [_span(span, numbers[id(span.process)]) for span in spans],
-        "processes": processes,
+        "spans": [_span(span, numbers[span.process]) for span in spans],
+        "processes": {number: _process(process, environ) for process, number in numbers.items()},
         "warnings": None,
     }
 
 
 def _process(process: Process, environ: Mapping[str, str]) -> dict[str, Any]:
     attributes = resource_attributes(process, environ)
-    name = attributes.pop("service.name")
+    name = attributes.pop("service.name", "unknown_service")
     return {"serviceName": name, "tags": [_tag(key, value) for key, value in attributes.items()]}
 
 

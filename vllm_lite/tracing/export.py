@@ -1,0 +1,64 @@
+"""A recorded run in other tools' formats, or sent to a collector after all.
+
+Process: `vllm-lite trace export`. Knows: where spans come from and which writer makes what. Does not know: options, formats.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from vllm_lite.tracing.exporter.sender import LastError
+from vllm_lite.tracing.exporter.settings import Settings
+from vllm_lite.tracing.journey import load_run
+from vllm_lite.tracing.spans import Span, run_spans
+from vllm_lite.tracing.spans.environment import Limits
+from vllm_lite.tracing.writers.jaeger import write_jaeger_json
+from vllm_lite.tracing.writers.otlp_json import read_otlp_json, write_otlp_json
+from vllm_lite.tracing.writers.perfetto import write_perfetto_json
+
+# By the name of its option: what writes spans to a file and says how many there were.
+FORMATS: dict[str, Callable[[Iterable[Span], Path, Mapping[str, str]], int]] = {
+    "otlp": write_otlp_json,
+    "jaeger": write_jaeger_json,
+    "perfetto": write_perfetto_json,
+}
+
+
+class Sent(NamedTuple):
+    """What came of sending: how many spans arrived, how many did not, and the last thing that went wrong."""
+
+    arrived: int
+    left: int
+    answer: str
+
+
+def read_spans(source: Path, environ: Mapping[str, str]) -> Iterator[Span]:
+    """The spans of a run directory, or of a file of OTLP JSON lines (.gz too), within the limits that OTEL_* set.
+
+    Raises FileNotFoundError where there is nothing, ValueError for a file of another kind.
+    """
+    limits = Limits.read(environ)
+    spans = run_spans(load_run(source)) if source.is_dir() else read_otlp_json(source)
+    return map(limits.apply, spans) if limits.any else spans
+
+
+def write_files(source: Path, targets: Mapping[str, Path], environ: Mapping[str, str]) -> dict[str, int]:
+    """Write `source` to each target, by the name of its format. Returns how many spans went into each."""
+    return {name: FORMATS[name](read_spans(source, environ), path, environ) for name, path in targets.items()}
+
+
+def send(source: Path, settings: Settings, environ: Mapping[str, str]) -> Sent:
+    """Send `source` to the collector that `settings` name, until a batch does not arrive: the exporter has tried it by then."""
+    errors = LastError()
+    from vllm_lite.tracing.exporter.official import connect
+
+    export, spans, arrived = connect(settings, environ), read_spans(source, environ), 0
+    while batch := list(itertools.islice(spans, settings.batch_spans)):
+        if not export(batch):
+            return Sent(arrived, len(batch) + sum(1 for _ in spans), errors.text or "no answer")
+        arrived += len(batch)
+    return Sent(arrived, 0, "")
