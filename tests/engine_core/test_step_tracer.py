@@ -246,3 +246,22 @@ def test_every_bag_that_came_before_a_sigkill_is_in_the_spool_but_perhaps_the_la
     recorded = {send.span_id for send in read(run_dir, "output", Send)}
     received = [parse_traceparent(bag.step_trace) for bag in bags]
     assert [context.span_id in recorded for context in received if context][:-1] == [True] * 19
+
+
+def test_steps_planned_ahead_keep_their_own_ids_and_times(run_dir: Path) -> None:
+    config = traced_config(run_dir)
+    config.scheduler_config.async_scheduling = True
+    core = EngineCore(config, ToyExecutor)
+    add(core, "a", 1, max_tokens=4)
+    sent = []
+    while core.has_work():
+        bags, _ = core.step_fn()
+        sent += [parse_traceparent(bag.step_trace) for bag in bags.values() if bag.step_trace is not None]
+    schedules, executes, updates = (read(run_dir, "main", kind) for kind in (Schedule, Execute, Update))
+    assert [schedule.step for schedule in schedules] == [execute.step for execute in executes] == [0, 1, 2, 3]
+    assert [update.step for update in updates] == [0, 1, 2, 3]
+    assert [schedule.prefills for schedule in schedules] == [[1], [], [], []]
+    assert schedules[1].t0 < updates[0].t0  # planned before the first result was looked at
+    assert [context.trace_id for context in sent if context is not None] == [schedule.trace_id for schedule in schedules]
+    assert [update.finished for update in updates] == [[], [], [], [(1, "length")]]
+    core.shutdown()
