@@ -129,8 +129,9 @@ class RequestOutputCollector:
             trace.takes += 1
             take = self._take
             if take is not None:
-                t = now_ns()
-                take(trace.req, t, _num_tokens(output), t - self._t_put)
+                t, outputs = now_ns(), output.outputs
+                one = type(outputs) is list and len(outputs) == 1
+                take((trace.req, t, len(outputs[0].token_ids) if one else _num_tokens(output), t - self._t_put))
             if output.finished:
                 self.close()
         taken: Output = output
@@ -148,5 +149,4 @@ class RequestOutputCollector:
 def _num_tokens(output: Output) -> int:
     if isinstance(output, PoolingRequestOutput):
         return 0
-    outputs = output.outputs
-    return len(outputs[0].token_ids) if len(outputs) == 1 else sum(len(part.token_ids) for part in outputs)
+    return sum(len(part.token_ids) for part in output.outputs)

@@ -125,11 +125,12 @@ class Stamps:
         letters, late, step_trace = stamp.letters, stamp.late, outputs.step_trace
         if step_trace is None and not any(letter[0] for letter in letters):
             return
+        traces: Sequence[RequestTrace | None] = ()
         by_letter = stamp.by_letter and self._recorder.level >= TOKEN_LEVEL
         num_late_tokens = sum(count for _, count in late)
         if stamp.by_letter:
-            fates = "".join([letter[2] for letter in letters])
-            tokens = [len(letter[1]) for letter in letters]
+            traces, token_ids, noted = zip(*letters, strict=True) if letters else ((), (), ())
+            fates, tokens = "".join(noted), list(map(len, token_ids))
             num_tokens = sum(tokens) + num_late_tokens
         else:  # all but the fates noted are PUT
             fates = stamp.fates + PUT * (len(outputs.outputs) - len(late) - len(stamp.fates) - len(stamp.lost))
@@ -151,7 +152,7 @@ class Stamps:
                 num_stapled=fates.count(STAPLED),
                 num_kept_back=fates.count(KEPT_BACK),
                 late=late,
-                reqs=[0 if letter[0] is None else letter[0].req for letter in letters] if by_letter else [],
+                reqs=[0 if trace is None else trace.req for trace in traces] if by_letter else [],
                 tokens=tokens if by_letter else [],
                 fates=fates if by_letter else "",
             )

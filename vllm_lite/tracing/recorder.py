@@ -30,10 +30,9 @@ class Recorder:
         self._spool = spool or SpoolWriter(Path(run_dir), role, thread)
         self._records: list[Record] = []
         self.level = self._control.level
-        self._take_reqs: list[int] = []
-        self._take_ts: list[int] = []
-        self._take_tokens: list[int] = []
-        self._take_waits: list[int] = []
+        self._takes: list[tuple[int, int, int, int]] = []
+        # A caller took a letter (level 2 and up): request, time, tokens, wait. No method, for there is one of these per token.
+        self.take = self._takes.append
 
     def refresh(self) -> int:
         """Read the level from the control page; called once per step, bag or new request."""
@@ -48,18 +47,12 @@ class Recorder:
         """Keep `record` for the next frame."""
         self._records.append(record)
 
-    def take(self, req: int, t: int, tokens: int, wait: int) -> None:
-        """A caller took a letter (level 2 and up); columns, because there is one of these for each token."""
-        self._take_reqs.append(req)
-        self._take_ts.append(t)
-        self._take_tokens.append(tokens)
-        self._take_waits.append(wait)
-
     def flush(self) -> None:
         """Write what was kept as one frame. Never raises: a failing disk switches this recorder off with one warning."""
-        if self._take_reqs:
-            self._records.append(Takes(self._take_reqs, self._take_ts, self._take_tokens, self._take_waits))
-            self._take_reqs, self._take_ts, self._take_tokens, self._take_waits = [], [], [], []
+        if self._takes:
+            reqs, times, tokens, waits = map(list, zip(*self._takes, strict=True))
+            self._records.append(Takes(reqs, times, tokens, waits))
+            self._takes.clear()
         if self._records:
             self._spool.write(self._records)
             self._records.clear()
