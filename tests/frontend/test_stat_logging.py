@@ -12,6 +12,7 @@ from tests.frontend.helpers import DELTA, FINAL_ONLY, toy_args
 from vllm_lite import AsyncLLM, SamplingParams
 from vllm_lite.exceptions import QueueOverflowError
 from vllm_lite.metrics.loggers import PrometheusStatLogger
+from vllm_lite.tracing.journey.load import load_run
 
 
 class Mine(PrometheusStatLogger):
@@ -73,6 +74,16 @@ async def test_without_statistics_nothing_is_counted(tiny_model_path: Path) -> N
     assert (llm.logger_manager, llm.log_stats) == (None, False)
     await llm.do_log_stats()
     llm.shutdown()
+
+
+async def test_t1_tracing_needs_no_statistics(tiny_model_path: Path, tmp_path: Path) -> None:
+    config = toy_args(tiny_model_path, trace_level=3, trace_dir=str(tmp_path / "run")).create_engine_config()
+    llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+    assert await count(llm, "a", n=2, temperature=1.0) == 10
+    llm.shutdown()
+    (request,) = load_run(tmp_path / "run").requests
+    assert request.close is not None
+    assert (request.close.outcome, len(request.posts)) == ("finished", 2)
 
 
 async def test_a_logger_of_ones_own_is_enough(tiny_model_path: Path) -> None:

@@ -111,8 +111,9 @@ class OutputProcessor:
                 if stamp is not None:
                     stamp.late.append((row.request_id, len(row.new_token_ids)))
                 continue
-            if iteration_stats is not None:
-                _count(row, state, engine_core_timestamp or 0.0, iteration_stats)
+            if iteration_stats is not None and state.stats is not None:  # before a first row becomes one like any other
+                new_prompt = len(state.prompt_token_ids) if state.is_prefilling else None
+                iteration_stats.update_from_output(row, engine_core_timestamp or 0.0, state.stats, new_prompt)
             try:
                 self._sort(row, state, processed, stamp)
                 if iteration_stats is not None and states.get(row.request_id) is not state:
@@ -242,13 +243,6 @@ class OutputProcessor:
             parent.child_requests.discard(state.request_id)
             if not parent.child_requests:
                 self.parent_requests.pop(parent.request_id, None)
-
-
-def _count(row: EngineCoreOutput, state: RequestState, timestamp: float, iteration_stats: IterationStats) -> None:
-    """Before the row is sorted, since that makes the first row one like any other."""
-    if state.stats is not None:
-        num_prompt_tokens = len(state.prompt_token_ids) if state.is_prefilling else None
-        iteration_stats.update_from_output(row, timestamp, state.stats, num_prompt_tokens)
 
 
 def _count_end(row: EngineCoreOutput, state: RequestState, iteration_stats: IterationStats) -> None:

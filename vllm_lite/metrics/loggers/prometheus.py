@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.metrics.loggers.base import AggregateStatLoggerBase
+from vllm_lite.metrics.loggers.tally import Tally
 from vllm_lite.metrics.stats import FinishedRequestStats, IterationStats
 from vllm_lite.wire.messages import FINISH_REASON_STRINGS
 from vllm_lite.wire.stats import SchedulerStats
@@ -47,7 +48,6 @@ HISTOGRAMS = {  # without buckets: 1, 2, 5, 10, ... up to the longest request
     "request_num_preemptions": ("how often a request was preempted", (0, 1, 2, 5, 10)),
     "iteration_tokens_total": ("prompt and generated tokens of one bag", (1, *(2**power for power in range(3, 15)))),
     "time_to_first_token_seconds": ("from a request's arrival to its first token", FIRST_TOKEN_SECONDS),
-    "inter_token_latency_seconds": ("between two bags with tokens of one request", TOKEN_SECONDS),
     "request_time_per_output_token_seconds": ("a request's mean time between two tokens", TOKEN_SECONDS),
     "e2e_request_latency_seconds": ("from a request's arrival to its end", SECONDS),
     "request_queue_time_seconds": ("from the engine core's queue to the first step", SECONDS),
@@ -55,6 +55,7 @@ HISTOGRAMS = {  # without buckets: 1, 2, 5, 10, ... up to the longest request
     "request_prefill_time_seconds": ("from the first step to the first token", SECONDS),
     "request_decode_time_seconds": ("from the first token to the last", SECONDS),
 }
+INTER_TOKEN = "inter_token_latency_seconds"
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by level
 
 
@@ -74,6 +75,15 @@ class PrometheusStatLogger(AggregateStatLoggerBase):
             name: self._by_engine(Histogram, name, text, buckets=longest if buckets is None else buckets)
             for name, (text, buckets) in HISTOGRAMS.items()
         }
+        text = "between two bags with tokens of one request"
+        self._inter_token = Tally(
+            f"vllm:{INTER_TOKEN}",
+            text,
+            ("model_name", "engine"),
+            [(self._model_name, str(index)) for index in engine_indexes],
+            registry=self.registry,
+            buckets=TOKEN_SECONDS,
+        )
         self._waiting_by_reason = self._labelled(
             Gauge, "num_requests_waiting_by_reason", "who waits, and why", "reason", ("capacity", "deferred")
         )
@@ -149,11 +159,11 @@ class PrometheusStatLogger(AggregateStatLoggerBase):
             ("request_max_num_generation_tokens", stats.max_num_generation_tokens_iter),
             ("request_params_n", stats.n_params_iter),
             ("time_to_first_token_seconds", stats.time_to_first_tokens_iter),
-            ("inter_token_latency_seconds", stats.inter_token_latencies_iter),
         ):
             observe = histograms[name][index].observe
             for value in values:
                 observe(value)
+        self._inter_token.labels(self._model_name, str(index)).observe_all(stats.inter_token_latencies_iter)
         for request in stats.finished_requests:
             self._record_finished(request, index)
 
