@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.worker import device
 from vllm_lite.worker.device import (
+    collect_garbage,
     dtype_name,
     free_memory,
     keep_freed_memory,
@@ -120,3 +123,20 @@ def test_freed_memory_is_kept_where_the_allocator_can(monkeypatch: pytest.Monkey
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())
     keep_freed_memory()
     assert len(calls) == 2
+
+
+def test_garbage_is_found_among_what_was_set_aside() -> None:
+    class Ring:
+        def __init__(self) -> None:
+            self.me = self
+
+    ring = weakref.ref(Ring())
+    gc.freeze()
+    gc.collect()
+    assert ring() is not None
+    collect_garbage()
+    assert ring() is None
+    assert gc.get_freeze_count() > 0
+    gc.unfreeze()
+    collect_garbage()
+    assert gc.get_freeze_count() == 0

@@ -75,13 +75,21 @@ def keep_freed_memory() -> None:
 
 def give_memory_back(device: torch.device) -> None:
     """Return what this process has freed: to the GPU, or to the operating system, where `keep_freed_memory` would keep it."""
-    gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def collect_garbage() -> None:
+    """Free what only cycles still hold, also among what was set aside as permanent when the process had started."""
+    frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    gc.collect()
+    if frozen:
+        gc.freeze()
 
 
 def resident_memory() -> int:

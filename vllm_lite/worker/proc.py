@@ -8,6 +8,7 @@ Mirrors: vllm/v1/executor/multiproc_executor.py (WorkerProc)
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import logging
 import os
@@ -47,6 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front end's to answer
     calls = MessageQueue.open(args.calls, args.rank)
     replies = MessageQueue.open(args.replies, None)
+    gc.disable()  # what start-up makes stays, so looking for garbage in it would be time lost
     threading.Thread(target=_watch_executor, args=(args.death_fd, calls), name="watch", daemon=True).start()
     server = WorkerServer(args.rank, calls, replies)
     return server.run()
@@ -78,6 +80,8 @@ class WorkerServer:
             self._reply(WorkerReply(0, type(error).__name__, str(error)))
             return 1
         self._reply(WorkerReply(0))
+        gc.freeze()
+        gc.enable()
         try:
             while True:
                 self._serve(worker, self._decoder.decode(self._calls.dequeue()))

@@ -23,6 +23,7 @@ from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 from vllm_lite.worker import loader
 from vllm_lite.worker.cuda_graphs import CudaCapture
 from vllm_lite.worker.device import (
+    collect_garbage,
     dtype_name,
     free_memory,
     give_memory_back,
@@ -148,6 +149,7 @@ class Worker:
         elif level == 2:
             self._model = None
             self._runner.set_model(None)
+            collect_garbage()
         give_memory_back(self._device)
 
     def release_kv_cache_memory(self) -> None:
