@@ -48,6 +48,7 @@ class OutputHandler:
 
     async def run(self) -> None:
         """The task's body. Any error ends it and reaches every caller that waits."""
+        loop = asyncio.get_running_loop()
         try:
             while True:
                 await self._sort(await self._engine_core.get_bag_async())
@@ -59,6 +60,8 @@ class OutputHandler:
                     self._stamps.engine_dead(index)
             self._output_processor.propagate_error(error)
         except Exception as error:
+            if loop.is_closed():  # collected long after its loop: nobody waits any more
+                return
             logger.exception("the output handler failed")
             self._output_processor.propagate_error(error)
 

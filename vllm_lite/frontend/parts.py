@@ -51,7 +51,7 @@ class EngineParts:
         if os.getpid() != self._owner:  # a fork of the process that owns them
             return
         loop = None if self.handler_task is None else self.handler_task.get_loop()
-        if loop is None or not loop.is_running() or _is_current(loop):
+        if loop is None or not loop.is_running() or asyncio._get_running_loop() is loop:
             self._end_tasks()
         else:
             loop.call_soon_threadsafe(self._end_tasks)
@@ -64,17 +64,13 @@ class EngineParts:
 
     def _end_tasks(self) -> None:
         task = self.handler_task
-        if task is None or not task.get_loop().is_closed():  # on a closed loop nobody waits any more
-            if task is not None:
-                task.cancel()
+        loop = None if task is None else task.get_loop()
+        if loop is None or not loop.is_closed():  # on a closed loop nobody waits any more
             if self.output_processor is not None:
                 self.output_processor.propagate_error(EngineDeadError("the engine was shut down"))
+            if task is not None and loop is not None:
+                task.cancel()
+                if asyncio._get_running_loop() is None:  # a pending task that meets the interpreter's end can crash it
+                    loop.run_until_complete(asyncio.wait([task]))
         if self.stamps is not None:
             self.stamps.shutdown()
-
-
-def _is_current(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
