@@ -208,10 +208,13 @@ class Answers:
     def __init__(self, core: CoreProcess) -> None:
         self.core = core
         self.seen: list[tuple[str, Any]] = []
+        self.num_running = 0
 
     def until_call(self, call_id: int) -> Any:
         while True:
             bag = self.core.bag()
+            if bag.scheduler_stats is not None:
+                self.num_running = bag.scheduler_stats.num_running_reqs
             for row in bag.outputs:
                 self.seen += [(row.request_id, token) for token in row.new_token_ids]
                 if row.finish_reason is not None:
@@ -236,6 +239,7 @@ def test_case_19_a_deferred_reply_comes_after_the_last_rows() -> None:
         core.utility(3, "sleep", 0, "abort")
         answers.until_call(3)
         assert answers.seen[-1] == ("b", "abort")
+        assert answers.num_running == 0
         core.utility(4, "wake_up", None)
         assert answers.until_call(4).result is True
         core.add("c", PROMPT)

@@ -1,8 +1,10 @@
 """Tells every front end how busy every engine core is: `python -m vllm_lite.engine_core.coordinator ...`.
 
 Process: the coordinator, a process of its own under data parallel, wanted where several front ends share the engine cores (one
-alone sees all their figures in its own bags). Knows: the newest load of each engine core. Does not know: requests. There are no
-waves here: a dense model's engine cores never step together.
+alone sees all their figures in its own bags). Knows: the newest load of each engine core. Does not know: requests.
+vLLM's coordinator also runs waves: engine cores whose experts are spread over all of them must step together, idle ones too,
+from the first request that comes to any until the last has ended everywhere. Here each engine core holds its whole model and
+steps when it has something to do, so there is no wave to announce.
 Mirrors: vllm/v1/engine/coordinator.py
 """
 

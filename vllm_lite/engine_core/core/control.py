@@ -18,9 +18,7 @@ from vllm_lite.config.checks import check_bool, check_choice, check_int, refuse
 from vllm_lite.engine_core.executor.abstract import SLEEP_TAGS, Executor
 from vllm_lite.engine_core.request import Request
 from vllm_lite.engine_core.scheduler import PauseState, Scheduler
-from vllm_lite.wire.messages import EngineCoreOutputs
 
-StepFunction = Callable[[], tuple[dict[int, EngineCoreOutputs], bool]]
 PAUSE_MODES = ("abort", "wait", "keep")
 SCHEDULING_TAG = "scheduling"  # wakes the scheduler, with the last of the executor's tags
 
@@ -38,10 +36,9 @@ class CoreControl(ABC):
     def has_work(self) -> bool:
         """True while there is a step to plan or a result to wait for."""
 
-    @property
     @abstractmethod
-    def step_fn(self) -> StepFunction:
-        """How this engine steps."""
+    def flush_step(self) -> None:
+        """Run a step that has no request, only news for the workers."""
 
     @abstractmethod
     def abort_requests(self, request_ids: None, reason: str) -> list[Request]:
@@ -163,7 +160,7 @@ class CoreControl(ABC):
 
     def _when_idle(self, action: Callable[[], Any]) -> Future[None] | None:
         while self.has_work() and not self.scheduler.requests:  # all that is left is news for the workers
-            self.step_fn()
+            self.flush_step()
         if not self.has_work():
             action()
             return None

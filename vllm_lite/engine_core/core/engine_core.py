@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import refuse
-from vllm_lite.engine_core.core.control import CoreControl, StepFunction
+from vllm_lite.engine_core.core.control import CoreControl
 from vllm_lite.engine_core.core.step_tracer import StepStamp, StepTracer
 from vllm_lite.engine_core.executor.abstract import Executor, FailureCallback
 from vllm_lite.engine_core.kv_cache_utils import get_kv_cache_config, get_request_block_hasher
@@ -28,6 +28,8 @@ from vllm_lite.wire.messages import EngineCoreAbort, EngineCoreOutputs, EngineCo
 from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 
 logger = logging.getLogger(__name__)
+
+StepFunction = Callable[[], tuple[dict[int, EngineCoreOutputs], bool]]
 
 
 class StepInFlight(NamedTuple):
@@ -172,6 +174,10 @@ class EngineCore(CoreControl):
             if ran and len(queue) < self.model_executor.max_concurrent_batches:
                 return {}, True
         return (self._finish(queue.popleft()) if queue else {}), ran
+
+    def flush_step(self) -> None:
+        """Run a step that has no request; in process nobody waits for its bag."""
+        self.step_fn()
 
     def _dispatch(self) -> StepInFlight:
         """Plan a step and hand it to the workers, unless it holds nothing at all."""

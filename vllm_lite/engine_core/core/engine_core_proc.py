@@ -190,6 +190,10 @@ class EngineCoreProc(EngineCore):
             stats = SchedulerStats(*load, scheduler.kv_cache_manager.usage)
             self.output_queue.put(OutputItem(COORDINATOR, EngineCoreOutputs(scheduler_stats=stats)))
 
+    def flush_step(self) -> None:
+        """Run a step that has no request; its statistics still go out."""
+        self._process_engine_step()
+
     def _handle_client_request(self, request_type: EngineCoreRequestType, payload: Any) -> None:
         if request_type is EngineCoreRequestType.ADD:
             if isinstance(payload, Rejected):
