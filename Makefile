@@ -36,6 +36,7 @@ soak: $(VENV)/.ready
 bench: $(VENV)/.ready-dev
 	@$(BIN)/python benchmarks/startup.py
 	@$(BIN)/python benchmarks/death.py
+	@$(BIN)/python benchmarks/engine.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
