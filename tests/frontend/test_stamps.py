@@ -138,7 +138,7 @@ def filled(trace: RequestTrace | None) -> BagStamp:
     """A bag of four letters; one of them comes late, one's request is not traced."""
     stamp = BagStamp()
     stamp.slices.append((1, 2, 4))
-    stamp.letters += [(trace, [7], PUT), (None, [7, 8], STAPLED), (trace, [9], KEPT_BACK)]
+    stamp.letters += [trace, [7], PUT, None, [7, 8], STAPLED, trace, [9], KEPT_BACK]
     stamp.late.append(("gone-1", 3))
     return stamp
 
@@ -155,12 +155,12 @@ def test_a_bag_is_written_whole(made: Fixture, columns: tuple[list[int], list[in
     assert (sort.reqs, sort.tokens, sort.fates) == columns
 
 
-def test_bags_that_concern_nobody_traced_are_counted_and_not_written(made: Fixture) -> None:
+def test_bags_that_concern_nobody_traced_are_neither_counted_nor_written(made: Fixture) -> None:
     trace = made.accept()
     made.stamps.sort(filled(None), EngineCoreOutputs(), (0, 0, 0))
     made.stamps.sort(filled(trace), EngineCoreOutputs(), (0, 0, 0))
     made.stamps.sort(filled(None), EngineCoreOutputs(step_trace=SAMPLED["traceparent"]), (0, 0, 0))
-    assert [b.sort.bag for b in made.read().bags] == [1, 2]
+    assert [b.sort.bag for b in made.read().bags] == [0, 1]
 
 
 @pytest.mark.parametrize("level", [0])

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from vllm_lite.exceptions import EngineDeadError, QueueOverflowError, VLLMClientError
 from vllm_lite.pooling_params import PoolingParams
@@ -121,16 +122,15 @@ class Stamps:
     def sort(self, stamp: BagStamp, outputs: EngineCoreOutputs, arrival: tuple[int, int, int]) -> None:
         """S8: the bag is empty. It is written if its step is traced or one of its letters is. `arrival`: time received and
         decoded, and bytes."""
-        bag, self._num_bags = self._num_bags, self._num_bags + 1
-        letters, late, step_trace = stamp.letters, stamp.late, outputs.step_trace
-        if step_trace is None and not any(letter[0] for letter in letters):
+        late, step_trace = stamp.late, outputs.step_trace
+        traces: list[RequestTrace | None] = stamp.letters[0::3]
+        if step_trace is None and not any(traces):
             return
-        traces: Sequence[RequestTrace | None] = ()
+        bag, self._num_bags = self._num_bags, self._num_bags + 1
         by_letter = stamp.by_letter and self._recorder.level >= TOKEN_LEVEL
         num_late_tokens = sum(count for _, count in late)
         if stamp.by_letter:
-            traces, token_ids, noted = zip(*letters, strict=True) if letters else ((), (), ())
-            fates, tokens = "".join(noted), list(map(len, token_ids))
+            fates, tokens = "".join(stamp.letters[2::3]), list(map(len, stamp.letters[1::3]))
             num_tokens = sum(tokens) + num_late_tokens
         else:  # all but the fates noted are PUT
             fates = stamp.fates + PUT * (len(outputs.outputs) - len(late) - len(stamp.fates) - len(stamp.lost))
@@ -231,7 +231,7 @@ class BagStamp:
 
     def __init__(self, *, by_letter: bool = True) -> None:
         self.by_letter = by_letter
-        self.letters: list[tuple[RequestTrace | None, list[int], str]] = []
+        self.letters: list[Any] = []  # request, ids, fate, and so on: a kept tuple for each would wake the garbage collector
         self.fates = ""
         self.lost: list[int] = []
         self.late: list[tuple[str, int]] = []  # letters that nobody waits for any more: internal id and tokens
@@ -240,7 +240,7 @@ class BagStamp:
     def note(self, trace: RequestTrace | None, token_ids: list[int], fate: str) -> None:
         """A letter that was put, stapled or kept back."""
         if self.by_letter:
-            self.letters.append((trace, token_ids, fate))
+            self.letters += (trace, token_ids, fate)
         else:
             self.fates += fate
 

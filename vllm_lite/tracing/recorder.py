@@ -8,6 +8,7 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from vllm_lite.tracing.clock import now_ns
@@ -30,9 +31,10 @@ class Recorder:
         self._spool = spool or SpoolWriter(Path(run_dir), role, thread)
         self._records: list[Record] = []
         self.level = self._control.level
-        self._takes: list[tuple[int, int, int, int]] = []
-        # A caller took a letter (level 2 and up): request, time, tokens, wait. No method, for there is one of these per token.
-        self.take = self._takes.append
+        self._takes: list[int] = []
+        # A caller took a letter (level 2 and up): request, time, tokens, wait. No method, for there is one of these per token;
+        # and one flat list, because a kept tuple for each would wake the garbage collector.
+        self.take: Callable[[tuple[int, int, int, int]], None] = self._takes.extend
 
     def refresh(self) -> int:
         """Read the level from the control page; called once per step, bag or new request."""
@@ -50,8 +52,8 @@ class Recorder:
     def flush(self) -> None:
         """Write what was kept as one frame. Never raises: a failing disk switches this recorder off with one warning."""
         if self._takes:
-            reqs, times, tokens, waits = map(list, zip(*self._takes, strict=True))
-            self._records.append(Takes(reqs, times, tokens, waits))
+            takes = self._takes
+            self._records.append(Takes(takes[0::4], takes[1::4], takes[2::4], takes[3::4]))
             self._takes.clear()
         if self._records:
             self._spool.write(self._records)
