@@ -17,6 +17,7 @@ from vllm_lite.engine_core.core import EngineCore
 from vllm_lite.engine_core.executor.toy import ToyExecutor, expected_tokens
 from vllm_lite.engine_core.executor.uniproc_executor import UniProcExecutor
 from vllm_lite.engine_core.request import RequestStatus
+from vllm_lite.engine_core.scheduler import PauseState
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
@@ -147,14 +148,19 @@ def test_any_schedule_planned_ahead_yields_the_plain_tokens(config: dict[str, An
                 gone = scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
                 aborted.update(request.request_id for request in gone)
 
-    while todo or scheduler.has_requests() or bench.in_flight:
+    while todo or scheduler.requests or scheduler.has_requests() or bench.in_flight:
         while todo and rng.random() < 0.5:
             prompt, params, fields = random_request(rng, max_model_len)
             bench.add(todo.pop(), prompt, params, **fields)
         if rng.random() < 0.03:
             assert scheduler.reset_prefix_cache(reset_running_requests=True)
+        if rng.random() < 0.1:
+            scheduler.pause_state = rng.choice(list(PauseState))
         abort_some()
         plan = bench.dispatch()
+        if scheduler.pause_state != PauseState.UNPAUSED:
+            assert all(scheduler.requests[new.req_id].num_preemptions for new in plan.scheduled_new_reqs)
+            assert not (plan.num_scheduled_tokens and scheduler.pause_state == PauseState.PAUSED_ALL)
         assert plan.total_num_scheduled_tokens == sum(plan.num_scheduled_tokens.values()) <= config["max_num_batched_tokens"]
         assert all(count > 0 for count in plan.num_scheduled_tokens.values())
         bench.check_blocks()
