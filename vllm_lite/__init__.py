@@ -29,7 +29,13 @@ _PLACES = {
 __all__ = ["__version__", *_PLACES]  # noqa: PLE0604  (the places are strings)
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
+    if name == "trace":
+        return importlib.import_module("vllm_lite.trace")
     if name not in _PLACES:
         raise AttributeError(f"module 'vllm_lite' has no attribute {name!r}")
     return getattr(importlib.import_module(_PLACES[name]), name)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing.control_page import CONTROL_FILE, ControlPage
 from vllm_lite.tracing.run_dir import close_run_dir, create_run_dir, remove_if_empty
 
@@ -33,6 +34,22 @@ def test_an_explicit_place_comes_before_the_environment(tmp_path: Path, monkeypa
     monkeypatch.setenv("VLLM_LITE_TRACE_DIR", str(tmp_path / "env"))
     assert create_run_dir(0) == tmp_path / "env"
     assert create_run_dir(0, str(tmp_path / "mine")) == tmp_path / "mine"
+
+
+@pytest.mark.parametrize(("level", "given", "expected"), [(0, "2", 2), (1, "3", 1), (0, "0", 0)])
+def test_the_environments_level_is_for_engines_that_were_given_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int, given: str, expected: int
+) -> None:
+    monkeypatch.setenv("VLLM_LITE_TRACE_LEVEL", given)
+    page = ControlPage.open(create_run_dir(level, str(tmp_path / "run")))
+    assert page.level == expected
+    page.close()
+
+
+def test_a_level_that_is_none_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LITE_TRACE_LEVEL", "all")
+    with pytest.raises(VLLMValidationError, match="VLLM_LITE_TRACE_LEVEL is 'all'"):
+        create_run_dir(0, str(tmp_path / "run"))
 
 
 def test_two_engines_never_share_a_directory(tmp_path: Path) -> None:

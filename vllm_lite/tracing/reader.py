@@ -131,10 +131,14 @@ class SpoolReader:
 
 
 class RunReader:
-    """All spools of one run directory. Each `poll` gives what was written since the last one."""
+    """All spools of one run directory. Each `poll` gives what was written since the last one.
 
-    def __init__(self, run_dir: Path) -> None:
+    With `newest_only` the segments that are finished when it is made are left out.
+    """
+
+    def __init__(self, run_dir: Path, *, newest_only: bool = False) -> None:
         self.run_dir = run_dir
+        self._left_out = {path for paths in spool.segments(run_dir).values() for path in paths[:-1]} if newest_only else set()
         self.processes: dict[tuple[str, str, int, str], Process] = {}  # by host, boot, pid, role
         self.spools: dict[str, SpoolReader] = {}
         self.behind = False  # the last poll stopped at its limit
@@ -152,7 +156,7 @@ class RunReader:
         The spool that is furthest behind in time is read next, so that what belongs together comes at about the same time.
         """
         for stem, paths in spool.segments(self.run_dir).items():
-            self.spools.setdefault(stem, SpoolReader()).add(paths)
+            self.spools.setdefault(stem, SpoolReader()).add([path for path in paths if path not in self._left_out])
         unread, total = list(self.spools.values()), 0
         while unread and (limit is None or total < limit):
             reader = min(unread, key=lambda reader: reader.t)

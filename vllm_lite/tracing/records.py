@@ -92,7 +92,7 @@ class Sort(Record, tag=4):
 
     STATION = "S8"
     NEWEST = "t_done"
-    bag: int  # counted from 0 by this front end
+    bag: int  # counted from 0 by this front end, of those it records
     engine_index: int
     trace: str | None
     t_received: int

@@ -11,6 +11,7 @@ import os
 import time
 from pathlib import Path
 
+from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing.control_page import CONTROL_FILE, ControlPage
 from vllm_lite.tracing.process import is_alive
 
@@ -19,8 +20,9 @@ def create_run_dir(level: int, explicit: str | None = None) -> Path:
     """Make the run's directory (mode 0700) with its control page at `level`, and return it.
 
     `explicit`, else `$VLLM_LITE_TRACE_DIR`, else `$XDG_STATE_HOME/vllm-lite/runs/<time>-<pid>`. A second engine under the same
-    explicit folder gets a numbered sub-folder, so that two runs never mix.
+    explicit folder gets a numbered one beside it, so that two runs never mix. A `level` of 0 is `$VLLM_LITE_TRACE_LEVEL`.
     """
+    level = level or _level(os.environ.get("VLLM_LITE_TRACE_LEVEL", "0"))
     chosen = explicit or os.environ.get("VLLM_LITE_TRACE_DIR")
     base = Path(chosen) if chosen else _state_home() / "runs" / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
     for attempt in range(1000):
@@ -64,6 +66,13 @@ def _owned(run_dir: Path) -> bool:
     owner = page.pid
     page.close()
     return is_alive(owner)
+
+
+def _level(value: str) -> int:
+    if value not in ("0", "1", "2", "3"):
+        told = f"VLLM_LITE_TRACE_LEVEL is {value!r}; use a level from 0 to 3"
+        raise VLLMValidationError(told, parameter="VLLM_LITE_TRACE_LEVEL", value=value)
+    return int(value)
 
 
 def _state_home() -> Path:

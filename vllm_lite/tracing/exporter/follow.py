@@ -53,7 +53,7 @@ class Follower:
                 assembler.forget_request(request)
                 self._forget(request)
             elif request.close is None:
-                _cut(request)
+                request.cut(STEP_ENDS)
         for step in list(assembler.steps.values()):
             self._born.setdefault(step, self.polls)
             if final or (step.update is not None and self._settled(step, _step_whole(step, step.update.num_bags), now)):
@@ -110,17 +110,6 @@ def _step_whole(step: StepJourney, num_bags: int) -> bool:
     """As many bags were sent as the step made, and all of them were sorted."""
     sent = len(step.sends) if num_bags < 0 else num_bags
     return len(step.sends) == sent and len(step.bags) >= sent
-
-
-def _cut(request: RequestJourney) -> None:
-    """Of a long request that goes on, keep what its spans will show."""
-    request.letters.cut(STEP_ENDS, STEP_ENDS)
-    request.takes.cut(STEP_ENDS, STEP_ENDS)
-    for stay in request.stays:
-        steps = stay.spells[-1].steps
-        if len(steps) > 2 * STEP_ENDS:
-            keep = STEP_ENDS if request.accept.level > 2 else 1
-            steps.cut(sum(share.prefill for share in stay.spells[-1].shares) + keep, keep)
 
 
 class Tidy:

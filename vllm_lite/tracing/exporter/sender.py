@@ -117,11 +117,16 @@ class LastError(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.text = ""
+        self.texts: deque[str] = deque(maxlen=8)
         logger = logging.getLogger("opentelemetry")
         logger.addHandler(self)
         logger.propagate = False
 
+    @property
+    def text(self) -> str:
+        """The newest message, "" where there was none."""
+        return self.texts[-1] if self.texts else ""
+
     def emit(self, record: logging.LogRecord) -> None:
         """Remember the message."""
-        self.text = record.getMessage()
+        self.texts.append(record.getMessage())

@@ -200,6 +200,15 @@ class RequestJourney:
     num_tokens: int = 0  # in all its letters, late ones apart
     num_closes: int = 0  # should be one
 
+    def cut(self, keep: int) -> None:
+        """Of one that goes on for long, keep `keep` items at each end; below level 3 two of its decode steps are enough."""
+        self.letters.cut(keep, keep)
+        self.takes.cut(keep, keep)
+        for stay in self.stays:
+            if len(stay.spells[-1].steps) > 2 * keep:
+                ends = keep if self.accept.level > 2 else 1
+                stay.spells[-1].steps.cut(len(stay.spells[-1].prefills) + ends, ends)
+
     @property
     def receives(self) -> list[rec.Receive]:
         """What the engine core's input thread noted, one for each stay."""

@@ -1,0 +1,291 @@
+"""Recorded runs for notebooks and scripts: `load(DIR)`, and `with record() as run:` around any use of an engine.
+
+Process: whichever reads. Knows: the journey model, and (inside functions) the console's views. Does not know: engine classes.
+Requests, steps and bags are plain rows with times in seconds; each row has its `journey` with every record in it.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import io
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vllm_lite.exceptions import VLLMValidationError
+from vllm_lite.tracing.control_page import CONTROL_FILE, ControlPage
+from vllm_lite.tracing.journey import Bag, RequestJourney, Run, StepJourney, load_run
+from vllm_lite.tracing.live import switched
+from vllm_lite.tracing.spans.stay import queue_time_ns
+
+__all__ = ["BagRow", "RequestRow", "StepRow", "TracedRun", "load", "record"]
+
+SETTLE_S = 1.0  # how long the engine core may take to write down what it heard last
+HTML_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class RequestRow:
+    """One request. Times are seconds, from its arrival where they are moments; None where it never came so far."""
+
+    id: str
+    outcome: str | None
+    finish_reason: str | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    queued_s: float
+    first_token_s: float | None
+    total_s: float | None
+    steps: int
+    preemptions: int
+    puts: int | None
+    staples: int | None
+    takes: int | None
+    left: int | None
+    late: int
+    trace_id: str
+    journey: RequestJourney = field(repr=False)
+
+    @classmethod
+    def of(cls, request: RequestJourney) -> RequestRow:
+        """The row of one journey."""
+        close, start = request.close, request.accept.t
+        first = close.t_first_token if close else None
+        return cls(
+            id=request.accept.external_id,
+            outcome=close.outcome if close else None,
+            finish_reason=close.finish_reasons[0] if close and close.finish_reasons else None,
+            prompt_tokens=close.num_prompt_tokens if close else None,
+            cached_tokens=close.num_cached_tokens if close else None,
+            output_tokens=close.num_output_tokens if close else None,
+            queued_s=sum(map(queue_time_ns, request.stays)) / 1e9,
+            first_token_s=None if first is None else (first - start) / 1e9,
+            total_s=None if close is None else (close.t - start) / 1e9,
+            steps=sum(spell.steps.total for stay in request.stays for spell in stay.spells),
+            preemptions=sum(len(stay.spells) - 1 for stay in request.stays),
+            puts=close.puts if close else None,
+            staples=close.staples if close else None,
+            takes=close.takes if close else None,
+            left=close.left if close else None,
+            late=len(request.late),
+            trace_id=request.accept.trace_id,
+            journey=request,
+        )
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One step of an engine core. `start_s` is seconds after the run's first request arrived."""
+
+    index: int
+    start_s: float
+    schedule_s: float
+    execute_s: float | None
+    requests: int
+    prefills: int
+    tokens: int
+    running: int
+    waiting: int
+    kv_usage: float
+    preempted: int
+    journey: StepJourney = field(repr=False)
+
+    @classmethod
+    def of(cls, step: StepJourney, zero: int) -> StepRow:
+        """The row of one journey; `zero` is wall nanoseconds."""
+        plan, execute = step.schedule, step.execute
+        return cls(
+            index=plan.step,
+            start_s=(step.process.wall(plan.t0) - zero) / 1e9,
+            schedule_s=(plan.t1 - plan.t0) / 1e9,
+            execute_s=None if execute is None else (execute.t1 - execute.t0) / 1e9,
+            requests=plan.num_requests,
+            prefills=plan.num_prefill,
+            tokens=plan.num_tokens,
+            running=plan.num_running,
+            waiting=plan.num_waiting,
+            kv_usage=plan.kv_usage,
+            preempted=len(plan.preempted),
+            journey=step,
+        )
+
+
+@dataclass(frozen=True)
+class BagRow:
+    """One bag as the front end sorted it. `start_s` is seconds after the run's first request arrived."""
+
+    number: int
+    step: int | None
+    start_s: float
+    sort_s: float
+    wire_s: float | None
+    letters: int
+    tokens: int
+    put: int
+    stapled: int
+    kept_back: int
+    late: int
+    bytes: int
+    journey: Bag = field(repr=False)
+
+    @classmethod
+    def of(cls, bag: Bag, zero: int) -> BagRow:
+        """The row of one journey; `zero` is wall nanoseconds."""
+        sort, received = bag.sort, bag.process.wall(bag.sort.t_received)
+        sent = bag.step.process.wall(bag.send.t1) if bag.step and bag.send else None
+        return cls(
+            number=sort.bag,
+            step=bag.step.index if bag.step else None,
+            start_s=(received - zero) / 1e9,
+            sort_s=(sort.t_done - sort.t_received) / 1e9,
+            wire_s=None if sent is None else max(received - sent, 0) / 1e9,
+            letters=sort.num_outputs,
+            tokens=sort.num_tokens,
+            put=sort.num_put,
+            stapled=sort.num_stapled,
+            kept_back=sort.num_kept_back,
+            late=len(sort.late),
+            bytes=sort.body_size,
+            journey=bag,
+        )
+
+
+class TracedRun:
+    """A run's requests, steps and bags. In a notebook it shows itself as mailroom and waterfall."""
+
+    def __init__(self, path: Path, since: int = 0) -> None:
+        self.path = path
+        self._since = since  # monotonic ns: requests that arrived before do not count
+
+    @cached_property
+    def journey(self) -> Run:
+        """The run with everything in it, read when it is first asked for."""
+        run = load_run(self.path)
+        requests = [request for request in run.requests if request.accept.t >= self._since]
+        if len(requests) == len(run.requests):
+            return run
+        steps = [step for step in run.steps if step.schedule.t0 >= self._since]
+        bags = [bag for bag in run.bags if bag.sort.t_received >= self._since]
+        return dataclasses.replace(run, requests=requests, steps=steps, bags=bags)
+
+    @cached_property
+    def requests(self) -> list[RequestRow]:
+        """In the order of their arrival."""
+        return [RequestRow.of(request) for request in self.journey.requests]
+
+    @cached_property
+    def steps(self) -> list[StepRow]:
+        """In the order in which they began."""
+        return [StepRow.of(step, self._zero) for step in self.journey.steps]
+
+    @cached_property
+    def bags(self) -> list[BagRow]:
+        """In the order in which they came."""
+        return [BagRow.of(bag, self._zero) for bag in self.journey.bags]
+
+    def frames(self) -> dict[str, Any]:
+        """ "requests", "steps" and "bags" as pandas DataFrames. Raises VLLMValidationError where pandas is not installed."""
+        return {name: _frame(rows) for name, rows in (("requests", self.requests), ("steps", self.steps), ("bags", self.bags))}
+
+    @property
+    def _zero(self) -> int:
+        return min((request.process.wall(request.accept.t) for request in self.journey.requests), default=0)
+
+    def __repr__(self) -> str:
+        return f"<traced run {self.path}: {len(self.requests)} requests, {len(self.steps)} steps, {len(self.bags)} bags>"
+
+    def _repr_html_(self) -> str:
+        """The mailroom, and the first request's waterfall, as the terminal shows them."""
+        from rich.console import Console
+
+        from vllm_lite.console.mailroom import Mailroom
+        from vllm_lite.console.timeline import Waterfall
+
+        screen = Console(
+            file=io.StringIO(), record=True, width=HTML_WIDTH, force_terminal=True, color_system="truecolor", highlight=False
+        )
+        screen.print(Mailroom(self.journey))
+        for request in self.journey.requests[:1]:
+            screen.print(Waterfall(request, 0))
+        return screen.export_html(inline_styles=True, code_format='<pre style="line-height: 1.25">{code}</pre>')
+
+
+def load(run_dir: str | Path) -> TracedRun:
+    """The run that was recorded in `run_dir`. Raises FileNotFoundError where nothing was."""
+    run = TracedRun(Path(run_dir))
+    _ = run.journey
+    return run
+
+
+@contextmanager
+def record(engine: object | None = None, *, level: int = 3, out: str | Path | None = None) -> Iterator[TracedRun]:
+    """Record what happens in the block; afterwards the run that it gives can be looked at.
+
+    Without `engine`, it is the one that the block builds; its spools go to `out`, else to a folder that stays until the process
+    ends. With an AsyncLLM or LLM that exists already, its level is raised for the block, and only requests of the block count.
+    """
+    if engine is None:
+        yield from _around_a_new_engine(level, Path(out or tempfile.mkdtemp(prefix="vllm-lite-record-")))
+        return
+    run = TracedRun(_run_dir_of(engine), time.monotonic_ns())
+    with switched(run.path, level):
+        yield run
+        _settle(run)
+
+
+def _around_a_new_engine(level: int, folder: Path) -> Iterator[TracedRun]:
+    ours = {"VLLM_LITE_TRACE_DIR": str(folder), "VLLM_LITE_TRACE_LEVEL": str(level)}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    run = TracedRun(folder)
+    try:
+        yield run
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    _settle(run)
+    if (folder / CONTROL_FILE).exists():  # the engine lives on, unrecorded
+        page = ControlPage.open(folder)
+        page.level = 0
+        page.close()
+
+
+def _settle(run: TracedRun) -> None:
+    """Wait until the engine core has written down how the requests ended that the front end is done with."""
+    deadline = time.monotonic() + SETTLE_S
+    while time.monotonic() < deadline:
+        try:
+            done = TracedRun(run.path, run._since).journey.requests
+        except FileNotFoundError:  # nothing was recorded
+            return
+        if all(stay.t_end is not None or stay.process.died for request in done if request.close for stay in request.stays):
+            return
+        time.sleep(0.02)
+
+
+def _run_dir_of(engine: object) -> Path:
+    for holder in (engine, getattr(engine, "llm_engine", None)):
+        config = getattr(holder, "vllm_config", None)
+        if config is not None and config.observability_config.trace_dir:
+            return Path(config.observability_config.trace_dir)
+    raise VLLMValidationError(
+        "engine is no engine with a run directory; use an AsyncLLM or LLM", parameter="engine", value=engine
+    )
+
+
+def _frame(rows: Sequence[Any]) -> Any:
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError:
+        told = "frames need pandas, which is not installed; `pip install pandas`, or use the lists requests, steps and bags"
+        raise VLLMValidationError(told, parameter="frames", value=None) from None
+    return pandas.DataFrame([{name: value for name, value in vars(row).items() if name != "journey"} for row in rows])

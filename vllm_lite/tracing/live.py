@@ -1,0 +1,117 @@
+"""Engines that run now: which there are, their trace level, and their records while they are written.
+
+Process: `vllm-lite trace attach` and `top`. Knows: control pages, /proc, the reader. Does not know: engines. An engine is found
+by the control page that each of its processes has mapped, wherever its run directory is.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from vllm_lite.exceptions import VLLMValidationError
+from vllm_lite.tracing.control_page import CONTROL_FILE, ControlPage
+from vllm_lite.tracing.journey import Run
+from vllm_lite.tracing.journey.assembler import Assembler
+from vllm_lite.tracing.journey.load import assembled
+from vllm_lite.tracing.process import is_alive
+from vllm_lite.tracing.reader import RunReader
+
+POLL_BYTES = 8 << 20
+KEEP_BAGS, KEEP_REQUESTS = 400, 200
+
+
+class LiveRun(NamedTuple):
+    """A run whose owner lives. `remaining`: requests still to be traced, negative without a limit."""
+
+    path: Path
+    pid: int
+    level: int
+    remaining: int
+
+
+def live_runs() -> list[LiveRun]:
+    """All runs of this user's processes, by the owner's process id."""
+    paths = {path for maps in Path("/proc").glob("[0-9]*/maps") for path in _mapped(maps)}
+    return sorted(filter(None, map(_look, paths)), key=lambda run: run.pid)
+
+
+def find_live_run(wanted: str) -> LiveRun:
+    """The run of a process (the owner's id, or any of its engine's), or in a directory.
+
+    Raises VLLMValidationError where there is none that lives.
+    """
+    paths = _mapped(Path(f"/proc/{wanted}/maps")) if wanted.isdecimal() else [Path(wanted)]
+    for run in map(_look, paths):
+        if run is not None:
+            return run
+    known = ", ".join(str(run.pid) for run in live_runs()) or "none on this machine"
+    told = f"run is {wanted!r}; use the process id or the run directory of an engine that runs now ({known})"
+    raise VLLMValidationError(told, parameter="run", value=wanted)
+
+
+@contextmanager
+def switched(run_dir: Path, level: int | None = None, count: int | None = None) -> Iterator[None]:
+    """The run at another level, or for `count` more requests only; afterwards as it was.
+
+    Each process of the engine sees it at its next step, bag or request.
+    """
+    page = ControlPage.open(run_dir)
+    before = page.level, page.count
+    try:
+        page.count = before[1] if count is None else count
+        page.level = before[0] if level is None else level
+        yield
+    finally:
+        page.level, page.count = before
+        page.close()
+
+
+class Tail:
+    """A run that still grows, from the newest segment of each spool on; it remembers the last bags and requests only."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._reader = RunReader(run_dir, newest_only=True)
+        self._assembler = Assembler()
+
+    def poll(self) -> Run:
+        """The run as far as it is known now."""
+        for process, record in self._reader.poll(POLL_BYTES):
+            self._assembler.feed(process, record)
+        self._reader.look_alive()
+        self._forget()
+        return assembled(self._reader.run_dir, self._reader, self._assembler)
+
+    def _forget(self) -> None:
+        assembler = self._assembler
+        del assembler.bags[:-KEEP_BAGS]
+        for step in list(assembler.steps.values())[:-KEEP_BAGS]:
+            assembler.forget_step(step)
+        over = [request for request in assembler.requests.values() if request.close is not None]
+        for request in over[:-KEEP_REQUESTS]:
+            assembler.forget_request(request)
+        for request in assembler.requests.values():
+            request.cut(KEEP_BAGS)
+
+
+def _mapped(maps: Path) -> list[Path]:
+    """The run directories whose control pages a process has mapped; none where one may not look."""
+    try:
+        lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    files = {line.split(maxsplit=5)[5] for line in lines if line.endswith(f"/{CONTROL_FILE}")}
+    return [Path(name).parent for name in files]
+
+
+def _look(run_dir: Path) -> LiveRun | None:
+    try:
+        page = ControlPage.open(run_dir)
+    except (OSError, ValueError):
+        return None
+    run = LiveRun(run_dir, page.pid, page.level, page.count)
+    page.close()
+    return run if is_alive(run.pid) else None
