@@ -50,6 +50,9 @@ def _option(default: Any, help_text: str, kind: Any = str, choices: tuple[str, .
     return dataclasses.field(default=default, metadata=metadata)
 
 
+_METAVARS = {str: "TEXT", int: "N", float: "X", _json_object: "JSON"}
+
+
 @dataclass
 class EngineArgs:
     """Every option of an engine. None means "decided for you"; each field's help says how.
@@ -111,10 +114,13 @@ class EngineArgs:
             flag = "--" + field.name.replace("_", "-")
             default = {} if field.default is dataclasses.MISSING else field.default
             kind, choices, text = (field.metadata[key] for key in ("kind", "choices", "help"))
+            if default not in (None, {}):
+                text += f" ({default})"
             if kind is bool:
                 parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
             else:
-                parser.add_argument(flag, type=kind, choices=choices, default=default, help=text)
+                metavar = None if choices else _METAVARS[kind]
+                parser.add_argument(flag, type=kind, choices=choices, default=default, metavar=metavar, help=text)
         return parser
 
     @classmethod

@@ -149,9 +149,23 @@ def test_a_request_that_the_engine_refuses_fails_the_run(tiny_model_path: Path, 
     options = ("--max-model-len", "64", "--max-tokens", "3", "--out", tmp_path / "run")
     done = vllm_lite(*toy(tiny_model_path, "x" * 500, "short", *options))
     assert done.returncode == 1
-    assert "A = 0 tokens in 0 letters, error: VLLMValidationError: " in done.stdout
+    assert "A = 0 tokens in 0 letters, error: prompt must be at most 63 tokens long" in " ".join(done.stdout.split())
     assert "B = 3 tokens in " in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_a_folder_with_a_run_is_not_written_into(tiny_model_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "control").touch()
+    done = vllm_lite(*toy(tiny_model_path, "one", "--out", tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.startswith("vllm-lite: --out must be a folder that holds no run yet")
+
+
+def test_an_unknown_option_is_told_with_the_one_that_was_meant() -> None:
+    done = vllm_lite("trace", "run", "hi", "--modle", "tiny")
+    assert done.returncode == 2
+    assert "usage: vllm-lite trace run" in done.stderr
+    assert "unrecognized arguments: --modle tiny (did you mean --model?)" in " ".join(done.stderr.split())
 
 
 def test_an_engine_that_cannot_start_is_one_line(tiny_model_path: Path) -> None:

@@ -208,6 +208,7 @@ class _Layout:
         """What the words mean, of those on the screen."""
         cells = [cell for row in self.held for cell in row.cells.values()]
         met, glyphs = {cell.fate for cell in cells}, self.screen.glyphs
+        drawn = "in its column's colour" if self.screen.colour else "by its number, - the wire"
         entries = (
             ("put", "laid in the mailbox", rec.PUT in met),
             ("+n", "stapled: n letters now hang on the one not taken yet", rec.STAPLED in met),
@@ -218,6 +219,7 @@ class _Layout:
             (glyphs.gap, "bags left out, with the mean of each figure", any(row.why and row.bags for row in self.held)),
             ("'...'", "what the caller read when it took the letter", bool(self.text)),
             ("wait", "the longest that a letter of this bag lay there", any(c is WAIT for c, _, _ in self.columns)),
+            ("S5 to S8", f"the time at each station, {drawn}; {glyphs.beyond} it goes on", bool(self.bar)),
         )
         line = Text("  ")
         for word, meaning, shown in entries:

@@ -97,9 +97,11 @@ def _letters(run: Run) -> Iterator[tuple[str, str, str]]:
     )
     found = fates(bags)
     words = {rec.PUT: "into an empty mailbox", rec.STAPLED: "stapled", rec.KEPT_BACK: "kept back", LATE: "late"}
-    yield "letters", ", ".join(f"{found[fate]:,} {word}" for fate, word in words.items()), ""
     closes = [request.close for request in run.requests if request.close]
     puts, takes = sum(c.puts for c in closes), sum(c.takes for c in closes)
+    told = puts - found[rec.PUT] - found[rec.STAPLED]  # the front end's own letters: they tell of an abort
+    own = [f"{told:,} to tell of an abort"] if told > 0 and len(closes) == len(run.requests) else []
+    yield "letters", ", ".join([*(f"{found[fate]:,} {word}" for fate, word in words.items()), *own]), ""
     staples, left = sum(c.staples for c in closes), sum(c.left for c in closes)
     holds = puts == takes + staples + left
     text = f"{count(puts, 'put')} = {count(takes, 'take')} + {count(staples, 'staple')} + {left:,} left"

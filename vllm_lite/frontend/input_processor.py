@@ -159,7 +159,7 @@ class InputProcessor:
             raise refuse("prompt", ids, "at least one token long")
         if len(ids) > room - generates:
             why = f"max_model_len, {room}, less one for the answer" if generates else f"max_model_len, {room}"
-            raise refuse("prompt", f"{len(ids)} tokens", f"at most {room - generates} tokens long ({why})")
+            raise refuse("prompt", len(ids), f"at most {room - generates} tokens long ({why})")
         self._check_vocabulary("prompt_token_ids", ids)
 
     def _check_vocabulary(self, field: str, ids: Iterable[int]) -> None:

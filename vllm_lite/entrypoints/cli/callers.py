@@ -38,6 +38,12 @@ class Call:
     leaves_after: int | None = None
     traceparent: str | None = None
 
+    @property
+    def habit(self) -> str:
+        """What sets this caller apart, for the screen."""
+        slow = f"  [waits {self.slow * 1000:g} ms between letters]" if self.slow else ""
+        return slow + (f"  [leaves after {self.leaves_after} tokens]" if self.leaves_after is not None else "")
+
 
 @dataclass
 class Receipt:
@@ -99,11 +105,11 @@ class Callers:
     async def _one(self, call: Call) -> None:
         async with self._turns:
             receipt = Receipt(call.request_id, call.text, traceparent=call.traceparent)
-            self._screen.begin(call.number, call.text)
+            self._screen.begin(call.number, call.text + call.habit)
             try:
                 await self._read(call, receipt)
             except (VLLMClientError, QueueOverflowError, EngineGenerateError, EngineDeadError) as error:
-                receipt.kind, receipt.error = "error", f"{type(error).__name__}: {error}"
+                receipt.kind, receipt.error = "error", str(error)
             finally:
                 self.receipts.append(receipt)
                 self._screen.end(call.number, receipt.ending)

@@ -8,6 +8,8 @@ Mirrors: vllm/entrypoints/cli/main.py
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import sys
 from collections.abc import Sequence
 
@@ -39,7 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (the process's own where None) and return the exit code."""
-    args = build_parser().parse_args(argv)
+    args, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        args.parser.error(_unknown(args.parser, unknown))
     try:
         code: int = args.run(args)
     except (VLLMClientError, FileNotFoundError, NotADirectoryError) as error:
@@ -49,6 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     return code
+
+
+def _unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
+    """What to say of words that no option claims, with the option that the first of them may have been meant for."""
+    options = re.findall(r"--[a-z][\w-]*", parser.format_help())
+    close = difflib.get_close_matches(words[0], options, n=1)
+    return f"unrecognized arguments: {' '.join(words)}" + (f" (did you mean {close[0]}?)" if close else "")
 
 
 def _complain(error: object, code: int) -> int:

@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,7 +98,8 @@ class Session:
 
     def show(self) -> None:
         """Mailroom, waterfalls, totals, and how to see them again."""
-        if (run := self.recorded()) is not None:
+        run = self.recorded()
+        if run is not None and run.bags:
             views.show(self.console, run)
             self.look_again()
 
@@ -105,7 +108,7 @@ class Session:
         self.console.print(Text())
         self.console.print(Screen.of(self.console).title("look again"))
         for command in ("show", "check"):
-            self.console.print(Text(f"vllm-lite trace {command} {self.run_dir}"), soft_wrap=True)
+            self.console.print(Text(f"{_own_name()} trace {command} {self.run_dir}"), soft_wrap=True)
 
     def _prompt(self, text: str) -> Prompt:
         """An instruct model is talked to in its own chat format."""
@@ -136,3 +139,11 @@ class Session:
             trace_level=config.observability_config.level,
             run_dir=str(self.run_dir),
         )
+
+
+def _own_name() -> str:
+    """This command as the user can type it here: by its path where it is not on the PATH."""
+    typed, found = Path(sys.argv[0]), shutil.which("vllm-lite")
+    if typed.name != "vllm-lite" or (found is not None and Path(found).samefile(typed)):
+        return "vllm-lite"
+    return os.path.relpath(typed)

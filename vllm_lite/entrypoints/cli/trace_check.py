@@ -61,7 +61,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     rules = parser.add_argument_group("rules")
     for flag, (_, demand) in RULES.items():
         rules.add_argument(f"--{flag}", action="append_const", dest="rules", const=flag, help=demand)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -82,7 +82,7 @@ ACTS = (
     ),
     Act(
         "two long answers at once",
-        "One step computes a token for both, and one bag carries both letters. Neither waits for the other.",
+        "Once both prompts are computed, one step makes a token for each, and one bag carries both letters.",
         (Ask("What does a postman do?", 64), Ask("Who was Albert Einstein?", 64)),
         (_mailroom, _overview),
     ),

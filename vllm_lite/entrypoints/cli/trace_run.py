@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from pathlib import Path
 from typing import cast
 
 from vllm_lite.config.checks import check_int, check_number, refuse
@@ -18,6 +19,7 @@ from vllm_lite.entrypoints.cli.session import Session
 from vllm_lite.entrypoints.cli.trace_demo import play_demo
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tracing.context import parse_traceparent
+from vllm_lite.tracing.control_page import CONTROL_FILE
 
 PROMPTS = (
     "What is the capital of France?",
@@ -34,7 +36,7 @@ EXAMPLES = """examples:
   vllm-lite trace run "What is the capital of France?"
   vllm-lite trace run --demo                                 four acts
   vllm-lite trace run "Tell me a story." --slow-reader 100   letters are stapled
-  vllm-lite trace run "Count to ten." --stop 5               a stop string
+  vllm-lite trace run "List the days of the week." --stop Wednesday
   vllm-lite trace run "Tell me a story." --abort-after 10    a caller walks away
   vllm-lite trace run --requests 64 --concurrency 16 --max-tokens 200 \\
       --slow-reader 500 --stop " the" --stop "." --stop "," --stop-requests 3 \\
@@ -64,7 +66,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     trace.add_argument("--traceparent", metavar="HEADER", help="W3C header of the span that every request is a child of")
     # A group takes arguments as a parser does.
     AsyncEngineArgs.add_cli_args(cast("argparse.ArgumentParser", parser.add_argument_group("engine")))
-    parser.set_defaults(run=run, trace_level=3)
+    parser.set_defaults(run=run, parser=parser, trace_level=3)
 
 
 def _add_caller_options(group: argparse._ArgumentGroup) -> None:
@@ -90,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
         _refuse_in_demo(args)
         return play_demo(console, engine_args)
     calls = plan(args)
+    if args.trace_dir is not None and (Path(args.trace_dir) / CONTROL_FILE).exists():
+        raise refuse("--out", args.trace_dir, "a folder that holds no run yet: remove this one or choose another")
     concurrency = len(calls) if args.concurrency is None else args.concurrency
     check_int("--concurrency", concurrency, 1)
     with Session(console, engine_args) as session:

@@ -41,7 +41,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     what.add_argument("--request", metavar="ID", help="the waterfall of one request")
     what.add_argument("--bag", metavar="N", type=int, help="one bag, in microseconds")
     parser.add_argument("--all", action="store_true", help="leave nothing out of the middle of long runs")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
