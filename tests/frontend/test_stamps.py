@@ -242,8 +242,8 @@ def test_level_1_counts_what_level_2_would_have_noted_letter_by_letter() -> None
     stamp = made.stamps.open_bag(outputs)
     assert stamp is not None
     assert not stamp.by_letter
-    stamp.note(trace, [3], STAPLED)
-    stamp.note(trace, [4], KEPT_BACK)
+    stamp.note((trace, [3], STAPLED))
+    stamp.note((trace, [4], KEPT_BACK))
     stamp.late.append(("gone", 2))
     stamp.lost.append(1)
     made.stamps.sort(stamp, outputs, (10, 20, 300))

@@ -180,7 +180,7 @@ class OutputProcessor:
         else:
             processed.request_outputs.append(output)
         if stamp is not None and (fate is not PUT or stamp.by_letter):
-            stamp.note(state.trace, new_token_ids, fate)
+            stamp.note((state.trace, new_token_ids, fate))
         if finish_reason is not None:
             self._forget(state, finish_reason, stop_reason)
             if row.finish_reason is None:
@@ -197,7 +197,7 @@ class OutputProcessor:
         else:
             processed.request_outputs.append(output)
         if stamp is not None and (fate is not PUT or stamp.by_letter):
-            stamp.note(state.trace, [], fate)
+            stamp.note((state.trace, [], fate))
         self._forget(state, row.finish_reason, None)
 
     def _fail(self, state: RequestState, error: Exception, processed: OutputProcessorOutput) -> None:

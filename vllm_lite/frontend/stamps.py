@@ -8,7 +8,7 @@ Mirrors: nothing in vLLM, whose OutputProcessor makes one span when a request ha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -128,12 +128,13 @@ class Stamps:
             return
         bag, self._num_bags = self._num_bags, self._num_bags + 1
         by_letter = stamp.by_letter and self._recorder.level >= TOKEN_LEVEL
+        fates = "".join(stamp.letters[2::3])
         num_late_tokens = sum(count for _, count in late)
         if stamp.by_letter:
-            fates, tokens = "".join(stamp.letters[2::3]), list(map(len, stamp.letters[1::3]))
+            tokens = list(map(len, stamp.letters[1::3]))
             num_tokens = sum(tokens) + num_late_tokens
         else:  # all but the fates noted are PUT
-            fates = stamp.fates + PUT * (len(outputs.outputs) - len(late) - len(stamp.fates) - len(stamp.lost))
+            fates += PUT * (len(outputs.outputs) - len(late) - len(fates) - len(stamp.lost))
             tokens = []
             num_tokens = sum(map(len, map(_TOKEN_IDS, outputs.outputs))) - sum(stamp.lost)
         self._recorder.append(
@@ -223,26 +224,20 @@ class Stamps:
 class BagStamp:
     """What is noted while one bag is sorted.
 
-    `by_letter`: of each letter that somebody waits for its request, ids and fate. Else only what is out of the ordinary:
-    `fates` other than PUT. `lost` are the tokens of rows whose request failed here.
+    `letters` are those that somebody waits for: request, ids and fate, and so on, flat, since a kept tuple for each would wake
+    the garbage collector; `note` adds one. Without `by_letter` only those whose fate is not PUT are noted. `lost` are the tokens
+    of rows whose request failed here.
     """
 
-    __slots__ = ("by_letter", "fates", "late", "letters", "lost", "slices")
+    __slots__ = ("by_letter", "late", "letters", "lost", "note", "slices")
 
     def __init__(self, *, by_letter: bool = True) -> None:
         self.by_letter = by_letter
-        self.letters: list[Any] = []  # request, ids, fate, and so on: a kept tuple for each would wake the garbage collector
-        self.fates = ""
+        self.letters: list[Any] = []
+        self.note: Callable[[tuple[RequestTrace | None, list[int], str]], None] = self.letters.extend
         self.lost: list[int] = []
         self.late: list[tuple[str, int]] = []  # letters that nobody waits for any more: internal id and tokens
         self.slices: list[tuple[int, int, int]] = []
-
-    def note(self, trace: RequestTrace | None, token_ids: list[int], fate: str) -> None:
-        """A letter that was put, stapled or kept back."""
-        if self.by_letter:
-            self.letters += (trace, token_ids, fate)
-        else:
-            self.fates += fate
 
 
 def unsampled_headers(trace_headers: Mapping[str, str] | None) -> dict[str, str] | None:
