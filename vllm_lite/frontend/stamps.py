@@ -225,8 +225,8 @@ class BagStamp:
     """What is noted while one bag is sorted.
 
     `letters` are those that somebody waits for: request, ids and fate, and so on, flat, since a kept tuple for each would wake
-    the garbage collector; `note` adds one. Without `by_letter` only those whose fate is not PUT are noted. `lost` are the tokens
-    of rows whose request failed here.
+    the garbage collector; `note` adds one. Without `by_letter` only those whose fate is not PUT are noted. `lost` are the
+    tokens of rows whose request failed here.
     """
 
     __slots__ = ("by_letter", "late", "letters", "lost", "note", "slices")
