@@ -155,6 +155,12 @@ def test_a_stream_of_an_hour_costs_no_more_than_one_of_a_minute(writers: Writers
         return len(request.letters) + len(request.takes), shares, len(follower.assembler.steps) + len(follower.assembler.bags)
 
     assert hour(0, 1200) == hour(1200, 3000) == (2000, 1000, 0)
+    writers.write(writers.front, make.close(t=400_000, num_output_tokens=3000))
+    root, *rest = polled(follower, 9000.0, final=True)
+    indexes = [event.attributes["index"] for event in root.events]
+    assert (indexes, root.dropped_events) == ([*range(500), *range(2500, 3000)], 2000)
+    [mailbox] = [span for span in rest if span.name == "mailbox"]
+    assert (len(mailbox.events), mailbox.dropped_events) == (2000, 4000)
     writers.close()
 
 

@@ -167,6 +167,7 @@ def test_what_is_forgotten_is_gone_and_holds_on_to_nothing() -> None:
     assembler.forget_step(step)
     tables = (assembler.requests, assembler.stays[core], assembler.steps, assembler._posted, assembler._received)
     assert [len(table) for table in (*tables, assembler._steps_by_number, assembler._early)] == [0] * 7
-    assert [len(held) for held in (step.stays, step.bags[0].letters, request.letters, request.stays[0].spells)] == [0] * 4
+    assert [len(held) for held in (step.stays, request.letters, request.stays[0].spells)] == [0] * 3
+    assert [letter.request for letter in step.bags[0].letters] == [None]
     assembler.feed(front, rec.Takes([1], [80], [1], [0]))
     assert assembler.unclaimed == 1

@@ -218,14 +218,15 @@ class Assembler:
             del column[:]
 
     def forget_step(self, step: StepJourney) -> None:
-        """Drop a step and its bags; requests that took part keep its times."""
+        """Drop a step and its bags; requests that took part keep its times and their letters."""
         self.steps.pop(step.schedule.trace_id, None)
         self._steps_by_number.pop((step.process, step.index), None)
         step.members.clear()
         step.preempted.clear()
         for bag in step.bags:
-            bag.members, bag.late_members, bag.aborts = [], [], []
-            vars(bag).pop("letters", None)
+            bag.members, bag.late_members = [None] * len(bag.members), [None] * len(bag.late_members)
+            bag.aborts.clear()
+            vars(bag).pop("letters", None)  # they hold on to their requests, and are made again for who still asks
 
     @property
     def strays(self) -> list[Stay]:
