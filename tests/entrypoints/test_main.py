@@ -9,8 +9,7 @@ import pytest
 from tests.entrypoints.command import vllm_lite
 from vllm_lite import __version__
 from vllm_lite.entrypoints.cli import main as command
-from vllm_lite.entrypoints.cli import trace_check, trace_run, trace_show
-from vllm_lite.entrypoints.cli.main import build_parser, main
+from vllm_lite.entrypoints.cli.main import ACTIONS, build_parser, main
 from vllm_lite.exceptions import (
     EngineDeadError,
     EngineGenerateError,
@@ -20,7 +19,7 @@ from vllm_lite.exceptions import (
     VLLMValidationError,
 )
 
-HELP = [["--help"], ["trace", "--help"], ["trace", "run", "--help"], ["trace", "show", "--help"], ["trace", "check", "--help"]]
+HELP = [["--help"], ["trace", "--help"], *(["trace", module.__name__.rpartition("_")[2], "--help"] for module in ACTIONS)]
 
 
 @pytest.mark.parametrize("argv", HELP, ids=" ".join)
@@ -36,7 +35,7 @@ def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_example_in_the_help_is_understood() -> None:
     parser = build_parser()
-    for module in (trace_run, trace_show, trace_check):
+    for module in ACTIONS:
         text = module.EXAMPLES.replace("\\\n      ", "")
         lines = [line.strip().removeprefix("vllm-lite ") for line in text.splitlines()[1:]]
         for line in lines:
@@ -53,7 +52,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "argv",
     [
-        *([], ["trace"], ["serve"], ["trace", "attach"], ["trace", "run", "--nope"], ["trace", "run", "--max-tok", "3"]),
+        *([], ["trace"], ["serve"], ["trace", "follow"], ["trace", "run", "--nope"], ["trace", "run", "--max-tok", "3"]),
         *(["trace", "show"], ["trace", "show", "x", "--view", "all"], ["trace", "show", "x", "--bag", "1", "--request", "A"]),
         *(["trace", "check", "x", "--no-orphan"], ["trace", "run", "--requests", "many"]),
     ],
@@ -70,7 +69,8 @@ def test_unknown_things_are_refused(argv: list[str], capsys: pytest.CaptureFixtu
     ("error", "code"),
     [
         *((VLLMValidationError("top_p must be a number"), 2), (UnsupportedModelError("no such model"), 2)),
-        *((FileNotFoundError("nothing there"), 2), (NotADirectoryError("a file"), 2), (EngineStartError("it ended"), 1)),
+        *((FileNotFoundError("nothing there"), 2), (NotADirectoryError("a file"), 2), (PermissionError("not yours"), 2)),
+        *((IsADirectoryError("a folder"), 2), (EngineStartError("it ended"), 1)),
         *((EngineDeadError("it is dead"), 1), (EngineGenerateError("failed"), 1), (QueueOverflowError("full"), 1)),
         (KeyboardInterrupt(), 130),
     ],

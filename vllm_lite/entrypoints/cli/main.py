@@ -14,9 +14,10 @@ import sys
 from collections.abc import Sequence
 
 from vllm_lite import __version__
-from vllm_lite.entrypoints.cli import trace_check, trace_run, trace_show
+from vllm_lite.entrypoints.cli import trace_check, trace_doctor, trace_export, trace_run, trace_show
 from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, EngineStartError, QueueOverflowError, VLLMClientError
 
+ACTIONS = (trace_run, trace_show, trace_check, trace_export, trace_doctor)
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
 
@@ -29,12 +30,12 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     trace = commands.add_parser(
         "trace",
-        help="watch tokens travel: run, show, check",
+        help="watch tokens travel: run, show, check and more",
         description="Watch tokens travel from the engine's step to their caller.",
         allow_abbrev=False,
     )
     actions = trace.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
-    for module in (trace_run, trace_show, trace_check):
+    for module in ACTIONS:
         module.add_parser(actions)
     return parser
 
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.parser.error(_unknown(args.parser, unknown))
     try:
         code: int = args.run(args)
-    except (VLLMClientError, FileNotFoundError, NotADirectoryError) as error:
+    except (VLLMClientError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
         return _complain(error, REFUSED)
     except (EngineStartError, EngineDeadError, EngineGenerateError, QueueOverflowError) as error:
         return _complain(error, FAILED)

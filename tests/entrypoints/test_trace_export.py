@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.tracing.receiver import GRPC, receiver
+from vllm_lite.entrypoints.cli.main import main
+from vllm_lite.entrypoints.cli.trace_export import HELP
+from vllm_lite.tracing.canned import write_canned_run
+from vllm_lite.tracing.export import FORMATS
+
+Out = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_canned_run(tmp_path_factory.mktemp("canned") / "run"))
+
+
+@pytest.fixture(autouse=True)
+def loggers() -> Iterator[None]:
+    """What sending does to OpenTelemetry's loggers is undone."""
+    logger = logging.getLogger("opentelemetry")
+    handlers, propagate = list(logger.handlers), logger.propagate
+    yield
+    logger.handlers, logger.propagate = handlers, propagate
+
+
+def test_every_format_has_an_option() -> None:
+    assert set(HELP) == set(FORMATS)
+
+
+def test_files_for_other_tools(run: str, tmp_path: Path, capsys: Out) -> None:
+    files = {name: tmp_path / f"run.{name}" for name in FORMATS}
+    options = [str(word) for name, path in files.items() for word in (f"--{name}", path)]
+    assert main(["trace", "export", run, *options]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"153 spans in {path}" for path in files.values()]
+    assert json.loads(files["jaeger"].read_text())["data"]
+    assert json.loads(files["perfetto"].read_text())["traceEvents"]
+    assert json.loads(files["otlp"].read_text())["resourceSpans"]
+
+
+def test_a_file_stands_for_the_run(run: str, tmp_path: Path, capsys: Out) -> None:
+    lines, jaeger = str(tmp_path / "run.jsonl.gz"), str(tmp_path / "run.json")
+    assert main(["trace", "export", run, "--otlp", lines]) == 0
+    assert main(["trace", "export", lines, "--jaeger", jaeger]) == 0
+    assert capsys.readouterr().out == f"153 spans in {lines}\n153 spans in {jaeger}\n"
+
+
+def test_a_page_and_a_picture_of_the_views(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")  # meant for the terminal
+    page, picture = tmp_path / "run.html", tmp_path / "run.svg"
+    assert main(["trace", "export", run, "--html", str(page), "--svg", str(picture)]) == 0
+    assert capsys.readouterr().out == f"a page in {page}\na picture in {picture}\n"
+    for path in (page, picture):
+        text = path.read_text()
+        assert all(title in text for title in ("MAILROOM", "REQUEST", "TOTALS"))
+        assert "#4f9fef" in text
+        assert "url(" not in text.replace("url(#", "")
+    ElementTree.parse(picture)
+
+
+def test_it_is_sent_to_a_collector(run: str, capsys: Out) -> None:
+    with receiver(GRPC) as received:
+        assert main(["trace", "export", run, "--otlp-traces-endpoint", f"127.0.0.1:{received.port}"]) == 0
+    assert len(received.spans) == 153
+    assert capsys.readouterr().out == f"153 spans sent to http://127.0.0.1:{received.port}\n"
+
+
+def test_a_collector_that_is_not_there(run: str, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    assert main(["trace", "export", run, "--otlp-traces-endpoint", "127.0.0.1:1"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "0 spans sent to http://127.0.0.1:1\n"
+    assert said.err.startswith("vllm-lite: 153 spans did not arrive (")
+    assert said.err.endswith("`vllm-lite trace doctor` says why\n")
+    assert said.err.count("\n") == 1
+
+
+def test_what_cannot_be_done_is_one_line(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    target, other = str(tmp_path / "x"), tmp_path / "other.json"
+    other.write_text("[]")
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    for argv, said in (
+        ([run], "what to export must be one of --otlp, "),
+        ([run, "--otlp-traces-endpoint", "127.0.0.1:1"], "--otlp-traces-endpoint must be absent where OTEL_SDK_DISABLED"),
+        ([run, "--otlp-traces-endpoint", "ftp://x"], "otlp_traces_endpoint is 'ftp://x'; use host:port"),
+        ([str(other), "--jaeger", target], "DIR must be a run directory, or a file of OTLP JSON lines ("),
+        ([str(tmp_path / "nothing"), "--jaeger", target], "[Errno 2] No such file or directory"),
+        ([str(tmp_path), "--html", target], f"{tmp_path} holds no spools"),
+        ([run, "--html", str(tmp_path)], "[Errno 21] Is a directory"),
+        ([run, "--otlp", str(tmp_path / "no" / "folder")], "[Errno 2] No such file or directory"),
+    ):
+        assert main(["trace", "export", *argv]) == 2
+        text = capsys.readouterr().err
+        assert text.startswith(f"vllm-lite: {said}")
+        assert text.count("\n") == 1

@@ -1,0 +1,114 @@
+"""`vllm-lite trace export DIR`: a run for other tools, as a page or a picture, or sent to a collector after all.
+
+Process: its own. Knows: options, the console's views, what writes and sends spans. Does not know: formats.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import re
+import sys
+from pathlib import Path
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.terminal_theme import SVG_EXPORT_THEME
+from rich.text import Text
+
+from vllm_lite.config.checks import refuse
+from vllm_lite.console.figures import count
+from vllm_lite.console.theme import new_console
+from vllm_lite.entrypoints.cli import views
+from vllm_lite.exceptions import VLLMValidationError
+from vllm_lite.tracing.export import FORMATS, send, write_files
+from vllm_lite.tracing.exporter.settings import read_settings
+from vllm_lite.tracing.journey import load_run
+
+EXAMPLES = """examples:
+  vllm-lite trace export RUN --jaeger run.json      for the Jaeger UI's upload tab
+  vllm-lite trace export RUN --perfetto run.json    for ui.perfetto.dev
+  vllm-lite trace export RUN --otlp run.jsonl.gz    as collectors write files
+  vllm-lite trace export RUN --html run.html --all  the screens, every bag
+  vllm-lite trace export RUN --otlp-traces-endpoint http://localhost:4317
+"""
+HELP = {
+    "otlp": "OTLP JSON, one request a line; compressed where the name ends in .gz",
+    "jaeger": "Jaeger's own JSON, which its UI opens without a server",
+    "perfetto": "Chrome's trace JSON: rows of processes and requests, letters as arrows",
+}
+WIDTH = 120
+# Rich's own picture would have its viewer fetch letter shapes from the network.
+SVG_FORMAT = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+
+
+def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `export` to the actions of `vllm-lite trace`."""
+    parser = actions.add_parser(
+        "export",
+        help="write a run for other tools, or send it to a collector",
+        usage="vllm-lite trace export DIR [options]",
+        description="Write the spans of a run to files, draw its views, or send it to a collector.\n"
+        "Any number of options at once; files that exist are written anew.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("dir", metavar="DIR", help="the run directory, or a file of OTLP JSON lines")
+    for name in FORMATS:
+        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=HELP[name])
+    parser.add_argument("--html", type=Path, metavar="FILE", help="what `trace show` prints, as a page")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="the same as a picture")
+    parser.add_argument("--all", action="store_true", help="leave nothing out of the page and the picture")
+    parser.add_argument("--otlp-traces-endpoint", metavar="URL", help="send the spans to this collector")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write and send what was asked for; 1 where the collector did not take all. Raises VLLMValidationError for no target."""
+    targets = {name: path for name in FORMATS if (path := getattr(args, name)) is not None}
+    if not (targets or args.html or args.svg or args.otlp_traces_endpoint):
+        raise refuse("what to export", None, "one of --otlp, --jaeger, --perfetto, --html, --svg, --otlp-traces-endpoint")
+    source, console = Path(args.dir), new_console()
+    try:
+        for name, number in write_files(source, targets, os.environ).items():
+            console.print(Text(f"{count(number, 'span')} in {targets[name]}"), soft_wrap=True)
+        _draw(args, console)
+        return _send(source, args.otlp_traces_endpoint, console) if args.otlp_traces_endpoint else 0
+    except ValueError as error:
+        if source.is_dir() or isinstance(error, VLLMValidationError):
+            raise
+        raise refuse("DIR", args.dir, f"a run directory, or a file of OTLP JSON lines ({error})") from None
+
+
+def _draw(args: argparse.Namespace, console: Console) -> None:
+    """The views as a page and as a picture, in colour whatever this terminal can do."""
+    if not (args.html or args.svg):
+        return
+    paper = Console(
+        file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, color_system="truecolor", no_color=False,
+        markup=False, emoji=False, highlight=False, legacy_windows=False,
+    )  # fmt: skip
+    views.show(paper, load_run(args.dir), everything=args.all)
+    if args.html:
+        page = paper.export_html(theme=SVG_EXPORT_THEME, clear=False)
+        args.html.write_text(page, encoding="utf-8")
+        console.print(Text(f"a page in {args.html}"), soft_wrap=True)
+    if args.svg:
+        title = f"vllm-lite trace show {args.dir}"
+        args.svg.write_text(paper.export_svg(title=title, theme=SVG_EXPORT_THEME, code_format=SVG_FORMAT), encoding="utf-8")
+        console.print(Text(f"a picture in {args.svg}"), soft_wrap=True)
+
+
+def _send(source: Path, endpoint: str, console: Console) -> int:
+    settings = read_settings(os.environ, endpoint)
+    if not settings.enabled:
+        raise refuse("--otlp-traces-endpoint", endpoint, "absent where OTEL_SDK_DISABLED or OTEL_TRACES_EXPORTER switch it off")
+    sent = send(source, settings, os.environ)
+    console.print(Text(f"{count(sent.arrived, 'span')} sent to {settings.endpoint}"), soft_wrap=True)
+    if sent.left:
+        told = f"{count(sent.left, 'span')} did not arrive ({sent.answer}); `vllm-lite trace doctor` says why"
+        print(f"vllm-lite: {told}", file=sys.stderr)
+    return int(sent.left > 0)
