@@ -16,6 +16,7 @@ from vllm_lite.tracing.stations import STATIONS
         ("mailroom", "MAILROOM  9 bags"),
         ("timeline", "REQUEST C  cleo"),
         ("totals", "TOTALS  3 requests"),
+        ("diff", "DIFF  B over A"),
         ("bag", "BAG 3  3 letters"),
         ("banner", "ENGINE CORE  pid 4002"),
         ("live", "36 tokens in 36 letters"),

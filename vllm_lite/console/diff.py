@@ -1,0 +1,91 @@
+"""The diff: what came of two runs, side by side, then the time at each station and which of the two was faster there.
+
+Process: whichever prints. Knows: two runs compared, the screen. Does not know: files, engines.
+`python -m vllm_lite.console.diff` shows it for two canned runs.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from vllm_lite.console import figures
+from vllm_lite.console.passage import STOPS
+from vllm_lite.console.theme import DIM, PROCESS_STYLES, STRONG, Screen
+from vllm_lite.tracing.compare import Figures, Pair, compare
+from vllm_lite.tracing.journey import Run
+
+LABEL, FACT = 13, 24
+ALIKE = 1.1  # below this factor, either way, neither counts as faster
+STYLES = {"faster": "#3fbf6f", "slower": "#ff5f5f", "alike": DIM, "": DIM}
+WIDTHS = (9, 9, 6, 7, 9, 9, 9, 9, 9, 9)
+TIMES_FROM = 110  # narrower screens leave out how many visits there were
+
+
+class Diff:
+    """Draws two runs beside each other, called A and B; `names` say which they are."""
+
+    def __init__(self, a: Run, b: Run, names: tuple[str, str]) -> None:
+        self.difference, self.names = compare(a, b), names
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines of the view."""
+        screen = Screen.of(console, options)
+        yield screen.title("diff", "B over A", "times of stations in ms")
+        for letter, name in zip("AB", self.names, strict=True):
+            yield screen.fit(Text.assemble((letter, STRONG), f"  {screen.printable(name)}"))
+        yield screen.fit(Text(" " * FACT + "".join(head.rjust(12) for head in ("A", "B", "B/A")), DIM))
+        for pair in self.difference.facts:
+            line = Text().append(pair.name.ljust(FACT), STRONG).append(_value(pair.a).rjust(12))
+            yield screen.fit(line.append(_value(pair.b).rjust(12)).append(_ratio(pair).rjust(12), DIM))
+        yield from self._stations(screen)
+
+    def _stations(self, screen: Screen) -> Iterator[Text]:
+        """The mean of each station in both runs, and, as far as there is room, p50, p99 and the number of visits."""
+        times = screen.width >= TIMES_FROM
+        heads = ["mean A", "mean B", "B/A", "", "p50 A", "p50 B", "p99 A", "p99 B", *(("times A", "times B") if times else ())]
+        yield screen.fit(_columns(Text("station".ljust(LABEL), DIM), heads, [DIM] * len(heads)))
+        for pair, a, b in self.difference.stops:
+            stop, verdict = STOPS[pair.name], _verdict(pair)
+            style = PROCESS_STYLES[stop.process]
+            line = Text().append(f"{stop.code or '  '} ", f"bold {style}").append(stop.name, style if stop.code else DIM)
+            line.append(" " * (LABEL - line.cell_len))
+            values = [figures.ms(pair.a), figures.ms(pair.b), _ratio(pair), verdict]
+            values += [figures.ms(value) for value in _quantiles(a, b)]
+            values += [f"{figure.visits if figure else 0:,}" for figure in (a, b)] if times else []
+            yield screen.fit(_columns(line, values, ["", "", STYLES[verdict], STYLES[verdict], *[DIM] * 6]))
+
+
+def _columns(line: Text, values: Sequence[str], styles: Sequence[str]) -> Text:
+    for value, width, style in zip(values, WIDTHS, styles, strict=False):
+        line.append(value.rjust(width), style)
+    return line
+
+
+def _quantiles(a: Figures | None, b: Figures | None) -> list[float | None]:
+    return [figure and getattr(figure, name) for name in ("p50", "p99") for figure in (a, b)]
+
+
+def _value(value: float | None) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"
+
+
+def _ratio(pair: Pair) -> str:
+    return "-" if pair.ratio is None else f"{pair.ratio:.2f}" if pair.ratio < 100 else f"{pair.ratio:,.0f}"
+
+
+def _verdict(pair: Pair) -> str:
+    """What B is, compared with A."""
+    if pair.ratio is None:
+        return ""
+    return "slower" if pair.ratio >= ALIKE else "faster" if pair.ratio <= 1 / ALIKE else "alike"
+
+
+if __name__ == "__main__":
+    from vllm_lite.console.demo import canned_run
+    from vllm_lite.console.theme import new_console
+
+    new_console().print(Diff(canned_run(), canned_run(engine_dies=True), ("a canned run", "the same, but its engine dies")))
