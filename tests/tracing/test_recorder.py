@@ -64,6 +64,18 @@ def test_a_failed_spool_is_level_0(run_dir: Path, monkeypatch: pytest.MonkeyPatc
     recorder.close()
 
 
+def test_a_flush_keeps_nothing_whatever_happens(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(run_dir, "frontend", "loop")
+    recorder.append(Phase("a", 1, 2))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            recorder.flush()
+    recorder.append(Phase("b", 3, 4))
+    recorder.close(t=9)
+    assert read(run_dir) == [Phase("b", 3, 4), Bye(9)]
+
+
 def test_a_bye_is_now_by_default(run_dir: Path) -> None:
     before = time.monotonic_ns()
     recorder = Recorder(run_dir, "frontend", "loop")

@@ -10,7 +10,7 @@ import pytest
 
 from vllm_lite.tracing import spool
 from vllm_lite.tracing.reader import SegmentReader
-from vllm_lite.tracing.records import Bye, Phase, Record
+from vllm_lite.tracing.records import Bye, Dropped, Phase, Record
 from vllm_lite.tracing.spool import SpoolHeader, SpoolWriter, segment_name, segments, trim
 
 HEADER = SpoolHeader(1, "frontend", 42, "loop", "host", "boot", 100, 10)
@@ -39,6 +39,16 @@ def test_the_bytes_of_a_spool(tmp_path: Path) -> None:
     expected = spool.frame(msgspec.msgpack.encode(HEADER)) + spool.frame(body) + spool.frame(bytes.fromhex("91923f09"))
     assert (tmp_path / "frontend-42-loop.vlt").read_bytes() == expected
     assert spool.frame(body)[:8] == bytes.fromhex("0a000000") + bytes.fromhex("96a51964")
+
+
+@pytest.mark.parametrize("bad", [Phase("\ud800", 1, 2), Phase("load", 2**70, 2), Phase("load", object(), 2)])  # type: ignore[arg-type]
+def test_a_record_that_cannot_be_written_is_counted_and_costs_no_other(tmp_path: Path, bad: Phase) -> None:
+    writer = SpoolWriter(tmp_path, "frontend", "loop", HEADER)
+    writer.write([phase(1), bad, phase(3)])
+    writer.write([bad])
+    writer.close(Bye(9))
+    dropped = Dropped(1, "a value that cannot be written")
+    assert read(tmp_path / "frontend-42-loop.vlt") == [phase(1), phase(3), dropped, dropped, Bye(9)]
 
 
 def test_nothing_written_leaves_no_file(tmp_path: Path) -> None:

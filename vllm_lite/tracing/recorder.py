@@ -56,8 +56,10 @@ class Recorder:
             self._records.append(Takes(takes[0::4], takes[1::4], takes[2::4], takes[3::4]))
             self._takes.clear()
         if self._records:
-            self._spool.write(self._records)
-            self._records.clear()
+            try:
+                self._spool.write(self._records)
+            finally:
+                self._records.clear()
 
     def close(self, t: int | None = None) -> None:
         """Write the last frame and the farewell (at `t`, else now) that tells readers nothing is missing."""

@@ -76,12 +76,29 @@ class SpoolWriter:
         try:
             if self._fd is None:
                 self._open()
-            self._put(frame(self._encoder.encode(records)))
+            self._put(frame(self._encode(records)))
             if self._size > self._segment_bytes:
                 self._next_segment()
         except OSError as error:
             self.failed = True
             logger.warning("tracing of this thread stops: cannot write to %s: %s", self._run_dir, error)
+
+    def _encode(self, records: Sequence[Record]) -> bytes:
+        """The records' bytes; one that cannot be written (a lone surrogate, an integer beyond 64 bits) is counted instead."""
+        try:
+            return self._encoder.encode(records)
+        except Exception:
+            kept = [record for record in records if self._encodes(record)]
+            lost = len(records) - len(kept)
+            logger.warning("tracing drops %d records that hold a value which cannot be written", lost)
+            return self._encoder.encode([*kept, Dropped(lost, "a value that cannot be written")])
+
+    def _encodes(self, record: Record) -> bool:
+        try:
+            self._encoder.encode(record)
+        except Exception:
+            return False
+        return True
 
     def close(self, last: Record) -> None:
         """Append `last` and close; a spool that was never opened stays absent."""
