@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from vllm_lite.config.checks import check_bool, check_int, check_number, refuse
+from vllm_lite.config.checks import check_bool, check_int, check_number, check_text, refuse
 
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy, as in vLLM
 MAX_N = 16384
@@ -104,7 +104,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         for field in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
             check_bool(field, getattr(self, field))
         if self.seed is not None:
-            check_int("seed", self.seed, -(2**63), 2**63 - 1)
+            check_int("seed", self.seed)
         if self.max_tokens is not None:
             check_int("max_tokens", self.max_tokens, 1)
         if self.stream_interval is not None:
@@ -114,18 +114,15 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
                 check_int(field, getattr(self, field), -1)
 
     def _check_lists(self) -> None:
-        if not isinstance(self.stop, list) or not all(isinstance(s, str) and s for s in self.stop):
-            raise refuse("stop", self.stop, "a string or a list of non-empty strings")
+        _check_texts("stop", self.stop, "a string or a list of non-empty strings")
+        if self.bad_words is not None:
+            _check_texts("bad_words", self.bad_words, "a list of non-empty strings")
         for field in ("stop_token_ids", "allowed_token_ids"):
             value = getattr(self, field)
             if value is None:
                 continue
             if not isinstance(value, list | tuple) or not all(type(i) is int and i >= 0 for i in value):
                 raise refuse(field, value, "a list of token ids (integers >= 0)")
-        if self.bad_words is not None and not (
-            isinstance(self.bad_words, list) and all(isinstance(w, str) and w for w in self.bad_words)
-        ):
-            raise refuse("bad_words", self.bad_words, "a list of non-empty strings")
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, dict):
                 raise refuse("logit_bias", self.logit_bias, "a mapping from token id to bias")
@@ -144,3 +141,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             raise refuse("stop", self.stop, "empty where detokenize is False, since stop strings are found in the text")
         if self.n > 1 and self.greedy:
             raise refuse("n", self.n, "1 where temperature is 0, since greedy answers are all the same")
+
+
+def _check_texts(field: str, value: object, accepted: str) -> None:
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+        raise refuse(field, value, accepted)
+    for text in value:
+        check_text(field, text, accepted)

@@ -3,9 +3,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
-from vllm_lite.config.checks import check_bool, check_choice, check_int, check_number, refuse
+from vllm_lite.config.checks import check_bool, check_choice, check_int, check_mapping, check_number, check_text, refuse
 from vllm_lite.exceptions import VLLMValidationError
 
 
@@ -33,9 +34,37 @@ def test_check_int_refuses_the_rest(value: Any) -> None:
 
 
 def test_check_int_without_bounds() -> None:
-    check_int("field", -(10**30))
+    check_int("field", -(2**63))
     with pytest.raises(VLLMValidationError, match=r"^field must be an integer; got 1.5$"):
         check_int("field", 1.5)
+
+
+@pytest.mark.parametrize("value", [2**63, 2**70, -(2**63) - 1])
+def test_numbers_fit_in_64_bits(value: int) -> None:
+    with pytest.raises(VLLMValidationError, match=r"^field must be an integer that fits in 64 bits; got "):
+        check_int("field", value)
+    with pytest.raises(VLLMValidationError, match=r"^field must be a finite number that fits in 64 bits; got "):
+        check_number("field", value)
+
+
+def test_a_number_without_end_is_refused_by_name() -> None:
+    with pytest.raises(VLLMValidationError, match=r"^field must be a finite number >= 0 that fits in 64 bits; got 10000"):
+        check_number("field", 10**400, 0)
+    with pytest.raises(VLLMValidationError, match=r"^field must be an integer that fits in 64 bits; got a value of type int"):
+        check_int("field", 10**5000)
+
+
+@pytest.mark.parametrize("value", ["", "x", "é"])
+def test_check_text_accepts(value: str) -> None:
+    check_text("field", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "accepted"), [(5, "a string"), (b"x", "a string"), ("\ud800", r"a string without lone surrogates \(.*\)")]
+)
+def test_check_text_refuses_the_rest(value: Any, accepted: str) -> None:
+    with pytest.raises(VLLMValidationError, match=f"^field must be {accepted}; got "):
+        check_text("field", value)
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 2, 1.5])
@@ -43,10 +72,23 @@ def test_check_number_accepts_ints_and_floats(value: float) -> None:
     check_number("field", value, 0, 2)
 
 
-@pytest.mark.parametrize("value", [-0.1, 2.1, math.nan, math.inf, -math.inf, True, "1", None])
+@pytest.mark.parametrize("value", [-0.1, 2.1, math.nan, math.inf, -math.inf])
 def test_check_number_refuses_the_rest(value: Any) -> None:
     with pytest.raises(VLLMValidationError, match=r"^field must be a finite number >= 0 and <= 2; got "):
         check_number("field", value, 0, 2)
+
+
+@pytest.mark.parametrize("value", [True, "1", None, np.float32(1.0), np.int64(1)])
+def test_check_number_refuses_other_types(value: Any) -> None:
+    with pytest.raises(VLLMValidationError, match=r"^field must be a finite number >= 0 \(an int or a float\); got "):
+        check_number("field", value, 0)
+
+
+@pytest.mark.parametrize("value", [5, [1], "ab", {1: 2}, {None: 1}, {"a": 1, (1, 2): 3}])
+def test_check_mapping_refuses_all_but_string_keys(value: Any) -> None:
+    check_mapping("field", {"a": 1})
+    with pytest.raises(VLLMValidationError, match=r"^field must be a mapping whose keys are strings; got "):
+        check_mapping("field", value)
 
 
 def test_check_number_above_low() -> None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.frontend.helpers import EOS, ids, toy_config, word_tokenizer
@@ -127,12 +128,39 @@ def test_any_number_of_logprobs_where_the_engine_allows_it(config: VllmConfig) -
     assert sampling(processor, logprobs=-1, prompt_logprobs=320).logprobs == -1
 
 
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_never_more_logprobs_than_there_are_tokens(config: VllmConfig, field: str) -> None:
+    config.model_config.max_logprobs = -1
+    processor = InputProcessor(config, Renderer.from_config(config))
+    with pytest.raises(VLLMValidationError, match=f"^{field} must be -1 for all, or at most the size of the vocabulary, 320"):
+        sampling(processor, **{field: 321})
+
+
+def test_what_the_processor_fills_in_is_never_the_callers(processor: InputProcessor) -> None:
+    params = SamplingParams()
+    params.bad_words_token_ids = [[2**62]]
+    params.all_stop_token_ids = {2**62}
+    params.eos_token_id = 2**62
+    assert processor.process_inputs("r", "hi", params).sampling_params == sampling(processor)
+
+
+def test_numpys_floats_are_floats(processor: InputProcessor) -> None:
+    assert sampling(processor, temperature=np.float64(0.5)).temperature == 0.5
+
+
 def test_parameters_changed_behind_the_checks_are_checked_again(processor: InputProcessor) -> None:
     params = SamplingParams()
     params.temperature = float("nan")
     with pytest.raises(VLLMValidationError) as caught:
         processor.process_inputs("r", "hi", params)
     assert caught.value.parameter == "temperature"
+
+
+def nested(depth: int) -> dict[str, Any]:
+    hints: dict[str, Any] = {}
+    for _ in range(depth):
+        hints = {"a": hints}
+    return hints
 
 
 @pytest.mark.parametrize(
@@ -149,12 +177,20 @@ def test_parameters_changed_behind_the_checks_are_checked_again(processor: Input
         ("session_id", {"session_id": 3}),
         ("kv_hints", {"kv_hints": {"x": object()}}),
         ("kv_hints", {"kv_hints": {"x": 2**70}}),
+        ("kv_hints", {"kv_hints": 5}),
+        ("kv_hints", {"kv_hints": {None: 1}}),
+        ("kv_hints", {"kv_hints": nested(5000)}),
+        ("reasoning_ended", {"reasoning_ended": "x"}),
         ("reasoning_parser_kwargs", {"reasoning_parser_kwargs": {"x": object()}}),
+        ("reasoning_parser_kwargs", {"reasoning_parser_kwargs": [1]}),
+        ("tokenization_kwargs", {"tokenization_kwargs": 5}),
+        ("tokenization_kwargs", {"tokenization_kwargs": ["a"]}),
+        ("truncate_prompt_tokens", {"tokenization_kwargs": {"truncate_prompt_tokens": 2**80}}),
+        ("arrival_time", {"arrival_time": "now"}),
+        ("arrival_time", {"arrival_time": 10**400}),
         ("request_id", {"request_id": "\ud800"}),
         ("session_id", {"session_id": "\ud800"}),
         ("trace_headers", {"trace_headers": {"a": "\ud800"}}),
-        ("stop", {"params": SamplingParams(stop=["\ud800"])}),
-        ("max_tokens", {"params": SamplingParams(max_tokens=2**70)}),
         ("prompt", {"prompt": {"prompt": "a", "multi_modal_data": {"image": 1}}}),
     ],
 )

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.frontend.helpers import piece_tokenizer, save_tokenizer, word_tokenizer
 from vllm_lite.config import ModelConfig
-from vllm_lite.exceptions import UnsupportedModelError, VLLMValidationError
-from vllm_lite.frontend.tokenizer import Tokenizer, check_text
+from vllm_lite.exceptions import UnsupportedModelError
+from vllm_lite.frontend.tokenizer import Tokenizer
 
 TEXTS = ["", "hello", "  two  spaces ", "naïve 日本語 😀", "<|im_start|>user\nhi<|im_end|>", "a\x00b\r\n\t"]
 
@@ -141,10 +141,3 @@ def test_a_tokenizer_from_elsewhere(tiny_model_path: Path, tmp_path: Path) -> No
     other = word_tokenizer(tmp_path, ["a"], special=("<end>",))[0]
     named = Tokenizer.from_config(ModelConfig("m", model_path=str(tiny_model_path), tokenizer=str(tmp_path)))
     assert named.special_tokens == other.special_tokens == {"eos_token": "<end>"}
-
-
-@pytest.mark.parametrize("value", [None, 1, b"bytes", "\ud800"])
-def test_what_is_no_text(value: object) -> None:
-    with pytest.raises(VLLMValidationError, match=r"^prompt must be") as caught:
-        check_text("prompt", value)
-    assert caught.value.parameter == "prompt"

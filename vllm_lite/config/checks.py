@@ -1,40 +1,68 @@
 """One way to refuse a bad value, so that every refusal reads the same: field, what it held, what is accepted.
 
-Process: all. Knows: Python's number types. Does not know: which class asks.
+Process: all. Knows: Python's number types, and what a message can hold, which is integers of 64 bits and
+text that is UTF-8. Does not know: which class asks.
 Mirrors: nothing; vLLM spreads these checks over its classes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from vllm_lite.exceptions import VLLMValidationError
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 def refuse(field: str, value: object, accepted: str) -> VLLMValidationError:
     """The error to raise for `field`; `accepted` completes the sentence "it must be ..."."""
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except Exception:  # an integer of many thousand digits, or an object that cannot be shown
+        shown = f"a value of type {type(value).__name__} that cannot be shown"
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return VLLMValidationError(f"{field} must be {accepted}; got {shown}", parameter=field, value=value)
 
 
 def check_int(field: str, value: object, low: int | None = None, high: int | None = None) -> None:
-    """Refuse all but a true int (no bool, no float) within [low, high]."""
-    bounds = _bounds(low, high)
+    """Refuse all but a true int (no bool, no float) of 64 bits within [low, high]."""
     if type(value) is not int or (low is not None and value < low) or (high is not None and value > high):
-        raise refuse(field, value, f"an integer{bounds}")
+        raise refuse(field, value, f"an integer{_bounds(low, high)}")
+    if not INT64_MIN <= value <= INT64_MAX:
+        raise refuse(field, value, f"an integer{_bounds(low, high)} that fits in 64 bits")
 
 
 def check_number(
     field: str, value: object, low: float | None = None, high: float | None = None, *, above_low: bool = False
 ) -> None:
-    """Refuse all but a finite int or float within [low, high], or (low, high] with `above_low`."""
+    """Refuse all but a finite int (of 64 bits) or float within [low, high], or (low, high] with `above_low`."""
     accepted = f"a finite number{_bounds(low, high, above_low=above_low)}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise refuse(field, value, f"{accepted} (an int or a float)")
+    if isinstance(value, int) and not INT64_MIN <= value <= INT64_MAX:
+        raise refuse(field, value, f"{accepted} that fits in 64 bits")
+    if not math.isfinite(value):
         raise refuse(field, value, accepted)
     if (low is not None and (value <= low if above_low else value < low)) or (high is not None and value > high):
         raise refuse(field, value, accepted)
+
+
+def check_text(field: str, value: object, accepted: str = "a string") -> str:
+    """Refuse all but a string that UTF-8 can hold, so one without lone surrogates; returns it."""
+    if not isinstance(value, str):
+        raise refuse(field, value, accepted)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise refuse(field, value, f"{accepted} without lone surrogates (which UTF-8 cannot hold)") from None
+    return value
+
+
+def check_mapping(field: str, value: object) -> None:
+    """Refuse all but a mapping whose keys are strings."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise refuse(field, value, "a mapping whose keys are strings")
 
 
 def check_bool(field: str, value: object) -> None:

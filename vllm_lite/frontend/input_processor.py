@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from vllm_lite.config import VllmConfig
-from vllm_lite.config.checks import check_int, refuse
+from vllm_lite.config.checks import INT64_MAX, check_bool, check_int, check_mapping, check_number, check_text, refuse
 from vllm_lite.frontend.renderer import Prompt, Renderer
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
@@ -23,7 +23,6 @@ from vllm_lite.wire.messages import EngineCoreRequest
 from vllm_lite.wire.serial_utils import MsgpackEncoder
 
 DISABLE_RANDOM_IDS = "VLLM_LITE_DISABLE_REQUEST_ID_RANDOMIZATION"
-INT64_MAX = 2**63 - 1
 
 
 class InputProcessor:
@@ -62,6 +61,9 @@ class InputProcessor:
         """
         if not isinstance(request_id, str) or not request_id:
             raise refuse("request_id", request_id, "a non-empty string")
+        if arrival_time is not None:
+            check_number("arrival_time", arrival_time, 0)
+        _check_extras(kv_hints, reasoning_ended, reasoning_parser_kwargs)
         self._check_task(params, supported_tasks)
         self._check_routing(lora_request, priority, data_parallel_rank, session_id)
         rendered = self.renderer.render(prompt, tokenization_kwargs)
@@ -128,13 +130,13 @@ class InputProcessor:
     ) -> None:
         if lora_request is not None:
             raise refuse("lora_request", lora_request, "None: LoRA adapters are not served")
-        check_int("priority", priority, -INT64_MAX, INT64_MAX)
+        check_int("priority", priority, -INT64_MAX)
         if priority != 0 and self.vllm_config.scheduler_config.policy != "priority":
             raise refuse("priority", priority, "0 unless the engine runs with --scheduling-policy priority")
         if data_parallel_rank is not None:
             check_int("data_parallel_rank", data_parallel_rank, 0, self.vllm_config.parallel_config.data_parallel_size - 1)
-        if session_id is not None and not isinstance(session_id, str):
-            raise refuse("session_id", session_id, "a string")
+        if session_id is not None:
+            check_text("session_id", session_id)
 
     def _check_wire(self, request: EngineCoreRequest) -> None:
         """Refuse what msgpack cannot hold before anybody has heard of the request, and say which field it is in."""
@@ -142,7 +144,9 @@ class InputProcessor:
             return
         fields = [(name, getattr(holder, name)) for holder in (request.params, request) for name in holder.__struct_fields__]
         field, value = next((name, value) for name, value in fields if not self._fits(value))
-        accepted = "plain values that msgpack can hold: no integers beyond 64 bits, no text with lone surrogates"
+        accepted = (
+            "plain values that msgpack can hold: no integers beyond 64 bits, no text with lone surrogates, not nested too deep"
+        )
         raise refuse(field, value, accepted)
 
     def _fits(self, value: object) -> bool:
@@ -188,14 +192,15 @@ class InputProcessor:
             params.all_stop_token_ids.add(self._eos_token_id)
         if not params.ignore_eos and self._other_eos_ids:
             params.stop_token_ids = sorted({*(params.stop_token_ids or ()), *self._other_eos_ids})
-        if params.bad_words:
-            params.bad_words_token_ids = self._bad_words(params.bad_words)
+        params.bad_words_token_ids = self._bad_words(params.bad_words) if params.bad_words else None
 
     def _check_logprobs(self, field: str, asked: int | None) -> None:
         most = self.model_config.max_logprobs
-        if asked is None or most == -1:
+        if asked is None:
             return
-        if (self.vocab_size if asked == -1 else asked) > most:
+        if asked > self.vocab_size:
+            raise refuse(field, asked, f"-1 for all, or at most the size of the vocabulary, {self.vocab_size}")
+        if most != -1 and (self.vocab_size if asked == -1 else asked) > most:
             raise refuse(field, asked, f"<= max_logprobs, which is {most}")
 
     def _bad_words(self, words: list[str]) -> list[list[int]]:
@@ -208,3 +213,12 @@ class InputProcessor:
                 if ids and ids not in found:
                     found.append(ids)
         return found
+
+
+def _check_extras(kv_hints: object, reasoning_ended: object, reasoning_parser_kwargs: object) -> None:
+    """What travels with a request as it is; `_check_wire` looks at the values inside."""
+    for field, value in (("kv_hints", kv_hints), ("reasoning_parser_kwargs", reasoning_parser_kwargs)):
+        if value is not None:
+            check_mapping(field, value)
+    if reasoning_ended is not None:
+        check_bool("reasoning_ended", reasoning_ended)

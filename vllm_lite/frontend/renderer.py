@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NotRequired, TypedDict, TypeGuard
 
 from vllm_lite.config import ModelConfig, VllmConfig
-from vllm_lite.config.checks import check_bool, check_int, check_number, refuse
-from vllm_lite.frontend.tokenizer import Tokenizer, check_text
+from vllm_lite.config.checks import check_bool, check_int, check_mapping, check_number, check_text, refuse
+from vllm_lite.frontend.tokenizer import Tokenizer
 
 TOKENIZER_THREADS = 2  # one long prompt must not keep a short one waiting
 PROMPT_KINDS = "a string, a list of token ids, a list of chat messages, or a dictionary with 'prompt' or 'prompt_token_ids'"
@@ -144,7 +144,10 @@ class _Tokenization:
 
     @classmethod
     def of(cls, tokenization_kwargs: Mapping[str, Any] | None) -> _Tokenization:
-        given = {name: value for name, value in (tokenization_kwargs or {}).items() if value is not None}
+        if tokenization_kwargs is None:
+            return cls()
+        check_mapping("tokenization_kwargs", tokenization_kwargs)
+        given = {name: value for name, value in tokenization_kwargs.items() if value is not None}
         for name in given:
             if name not in ("add_special_tokens", "truncate_prompt_tokens"):
                 raise refuse("tokenization_kwargs", name, "add_special_tokens or truncate_prompt_tokens")

@@ -17,7 +17,6 @@ from tokenizers.decoders import DecodeStream
 from tokenizers.processors import TemplateProcessing
 
 from vllm_lite.config import ModelConfig
-from vllm_lite.config.checks import refuse
 from vllm_lite.exceptions import UnsupportedModelError
 from vllm_lite.frontend.chat_template import ChatTemplates
 
@@ -184,14 +183,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise UnsupportedModelError(f"{path} does not hold a JSON object")
     return loaded
-
-
-def check_text(field: str, text: object) -> str:
-    """Refuse all but a string that can be written as UTF-8 (lone surrogates cannot)."""
-    if not isinstance(text, str):
-        raise refuse(field, text, "a string")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise refuse(field, text, "text that UTF-8 can hold, without lone surrogates") from None
-    return text

@@ -55,6 +55,8 @@ class MsgpackEncoder:
         return frames
 
     def _encode_other(self, obj: Any) -> Any:
+        if isinstance(obj, float):  # numpy's float64 is one, and passes wherever a float is asked for
+            return float(obj)
         if not isinstance(obj, np.ndarray) or not _DTYPE.fullmatch(obj.dtype.str):
             raise TypeError(f"{_type_name(obj)} cannot be encoded")
         data: bytes | int
