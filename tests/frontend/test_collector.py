@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.frontend.helpers import CUMULATIVE, DELTA
-from vllm_lite import RequestOutputKind
+from vllm_lite import RequestOutputKind, SamplingParams
 from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.stamps import Stamps
 from vllm_lite.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
@@ -125,8 +125,6 @@ def stamps() -> Stamps:
 
 
 def traced(stamps: Stamps) -> tuple[RequestOutputCollector, RequestTrace]:
-    from vllm_lite import SamplingParams
-
     trace = stamps.accept("r", SamplingParams(), None)
     assert trace is not None
     return RequestOutputCollector(DELTA, "r-1", trace, stamps), trace
@@ -190,6 +188,25 @@ def test_puts_equal_takes_staples_and_left(tmp_path_factory: pytest.TempPathFact
     stamps.shutdown()
     assert trace.puts == trace.takes + trace.staples + trace.left
     assert trace.left <= 1 + actions.count("error")
+
+
+def test_takes_of_snapshots_count_what_is_new(stamps: Stamps, tmp_path: Path) -> None:
+    trace = stamps.accept("r", SamplingParams(n=2), None)
+    assert trace is not None
+    collector = RequestOutputCollector(CUMULATIVE, "r-1", trace, stamps)
+    for outputs in (["a"], ["abc", "ab"], ["abcd"]):
+        for index, text in enumerate(outputs):
+            collector.put(letter(text, index))
+        collector.get_nowait()
+    for index, text in enumerate(["abcdef", "abc"]):
+        collector.put(letter(text, index))
+    collector.close()
+    stamps.shutdown()
+    (run_dir,) = (tmp_path / "state" / "vllm-lite" / "runs").iterdir()
+    (request,) = load_run(run_dir).requests
+    assert [take.tokens for take in request.takes] == [1, 4, 1]
+    assert request.close is not None
+    assert (request.close.left, request.close.left_tokens) == (1, 3)
 
 
 def test_takes_say_how_long_a_letter_lay_there(stamps: Stamps, tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_what_is_open_at_the_end_is_closed(made: Fixture) -> None:
     trace = made.accept()
     trace.puts = 1
     run = made.read()
-    assert [(r.close.outcome, r.close.left) for r in run.requests if r.close] == [("aborted", 1)]
+    assert [(r.close.outcome, r.close.left) for r in run.requests if r.close] == [("engine_dead", 1)]
     assert run.processes[0].ended
     made.stamps.close_request(trace)
     assert made.stamps.level == 0
@@ -261,3 +261,18 @@ def test_letters_are_noted_where_they_are_needed(level: int, step_trace: str | N
     assert stamp is not None
     assert stamp.by_letter is by_letter
     made.stamps.shutdown()
+
+
+def test_a_shutdown_ends_who_still_waits_and_lets_the_answered_be(made: Fixture) -> None:
+    traces = [made.accept() for _ in range(3)]
+    for trace, internal_ids in zip(traces, (["a"], ["b", "c"], ["d"]), strict=True):
+        for internal_id in internal_ids:
+            made.stamps.post(trace, internal_id, t0=1, span_id="5" * 16, body_size=9, sample=0, engine=0)
+    traces[0].finish_reasons = ["length"]
+    traces[1].finish_reasons = ["length"]  # one of its two answers
+    ends = [request.close for request in made.read().requests]
+    assert [end and (end.outcome, end.left_tokens) for end in ends] == [
+        ("finished", -1),
+        ("engine_dead", -1),
+        ("engine_dead", -1),
+    ]

@@ -30,6 +30,7 @@ class RequestOutputCollector:
     __slots__ = (
         "__weakref__",
         "_failed",
+        "_seen",
         "_stamps",
         "_t_put",
         "_take",
@@ -55,6 +56,7 @@ class RequestOutputCollector:
         self._stamps = stamps
         self._take = None if stamps is None or trace is None or trace.level < TOKEN_LEVEL else stamps.take
         self._t_put = 0
+        self._seen: dict[int, int] = {}  # of snapshots: how many tokens of each answer the caller has
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, output: Output | Exception) -> str:
@@ -130,8 +132,10 @@ class RequestOutputCollector:
             take = self._take
             if take is not None:
                 t, outputs = now_ns(), output.outputs
-                one = type(outputs) is list and len(outputs) == 1
-                take((trace.req, t, len(outputs[0].token_ids) if one else _num_tokens(output), t - self._t_put))
+                one = self.aggregate and type(outputs) is list and len(outputs) == 1
+                take((trace.req, t, len(outputs[0].token_ids) if one else self._num_new(output), t - self._t_put))
+            elif not self.aggregate:
+                self._num_new(output)
             if output.finished:
                 self.close()
         taken: Output = output
@@ -139,14 +143,22 @@ class RequestOutputCollector:
 
     def close(self, error: Exception | None = None) -> None:
         """Nobody will read any more, or the reader gets `error`: a traced request that has not ended before ends here."""
-        if self.trace is not None and self._stamps is not None:
-            self._stamps.close_request(self.trace, error)
+        trace = self.trace
+        if trace is None or self._stamps is None or trace.closed:
+            return
+        left = self.output
+        trace.left_tokens = 0 if left is None or self._failed else self._num_new(left)
+        self._stamps.close_request(trace, error)
+
+    def _num_new(self, output: Output) -> int:
+        """How many tokens this brings that its caller did not have; once for each output."""
+        if isinstance(output, PoolingRequestOutput):
+            return 0
+        if self.aggregate:
+            return sum(len(part.token_ids) for part in output.outputs)
+        had, seen = sum(self._seen.values()), self._seen
+        seen.update((part.index, len(part.token_ids)) for part in output.outputs)
+        return sum(seen.values()) - had
 
     def __del__(self) -> None:
         self.close()
-
-
-def _num_tokens(output: Output) -> int:
-    if isinstance(output, PoolingRequestOutput):
-        return 0
-    return sum(len(part.token_ids) for part in output.outputs)

@@ -208,14 +208,16 @@ class Stamps:
                 num_output_tokens=trace.num_output_tokens,
                 num_cached_tokens=trace.num_cached_tokens,
                 t_first_token=trace.t_first_token,
+                left_tokens=trace.left_tokens,
             )
         )
         self._recorder.flush()
 
     def shutdown(self) -> None:
-        """Close what is still open, and the spool."""
-        for trace, _ in list(self._open.values()):
-            self.close_request(trace)
+        """Close what is still open, and the spool. Who still waits for an answer is told that the engine is gone."""
+        for trace, internal_ids in list(self._open.values()):
+            answered = internal_ids and len(trace.finish_reasons) == len(internal_ids)
+            self.close_request(trace, None if answered else EngineDeadError("the engine was shut down"))
         if not self._closed:
             self._closed = True
             self._recorder.close()

@@ -134,7 +134,10 @@ class Abort(Record, tag=6):
 
 
 class Close(Record, tag=7):
-    """The request's one end, whichever it was; its root span ends here."""
+    """The request's one end, whichever it was; its root span ends here.
+
+    `left_tokens` are those of the letters `left` that the caller did not have; -1 where the writer does not say.
+    """
 
     STATION = "S9"
     req: int
@@ -153,6 +156,7 @@ class Close(Record, tag=7):
     num_output_tokens: int
     num_cached_tokens: int
     t_first_token: int | None
+    left_tokens: int = -1
 
 
 # ---- engine core ----------------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class RequestTrace:
     finish_reasons: list[str] = field(default_factory=list)  # one for each sample that has ended
     stop_reason: str | int | None = None
     error_message: str | None = None  # why a sample ended with reason "error"
+    left_tokens: int = -1  # new to the caller, in what lies in the slot at the close; -1 where nobody looked
     closed: bool = False  # set by whoever writes the Close record, so that there is exactly one
 
     @property

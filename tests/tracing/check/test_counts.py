@@ -107,6 +107,22 @@ def test_a_caller_who_saw_something_else(wrong: dict[str, Any], failure: str) ->
     assert failure in counts.tokens(of(*answered()), [line(**wrong)]).failures
 
 
+def test_what_was_left_in_the_slot_counts_with_what_was_taken() -> None:
+    def left(tokens: int) -> Run:
+        *letters, end = answered(puts=3, left=1, num_output_tokens=5, left_tokens=tokens)
+        return of(*letters, make.sort(2, 35, [(1, 3, "p")]), end)
+
+    caller = line(finish_reason=None)
+    assert counts.tokens(left(3), [caller]).ok
+    assert counts.tokens(left(2), [caller]).failures == [
+        "request r1 tokens: usage=5, letters=5, taken_and_left=4",
+        "request r1 usage: caller_and_left=4, close=5",
+    ]
+    assert counts.tokens(left(-1), [caller]).ok  # nobody looked: the engine was shut down
+    assert counts.tokens(left(-1), [line(takes=2)]).ok
+    assert counts.tokens(left(-1), [line(takes=3)]).failures == ["request r1 takes: caller=3, close=1, left=1"]
+
+
 def test_a_request_that_no_caller_made() -> None:
     assert counts.tokens(of(*answered()), []).failures == ["r1: the spools know it, no caller does"]
 
@@ -175,7 +191,8 @@ def test_aborts() -> None:
     begun = [(process, make.accept()), (process, make.post()), (core, make.receive())]
     end = (process, make.close(outcome="aborted"))
     assert counts.aborts(make.run(*begun, sent, received, end)).ok
-    assert counts.aborts(make.run(*begun, end)).failures == ["request r1 ended as aborted, but no abort was sent"]
+    assert counts.aborts(make.run(*begun, end)).failures == ["request r1 ended as aborted, but nobody gave it up"]
+    assert counts.aborts(make.run(*begun, (core, rec.Leave(1, 90, "api", "running")), end)).ok
     assert counts.aborts(make.run(*begun, sent, end)).failures == ["request r1: 1 aborts did not reach the engine core"]
     assert counts.aborts(make.run(*begun, sent, sent, received, end)).failures == ["request r1 was aborted more than once"]
 

@@ -59,9 +59,8 @@ def tokens(run: Run, client: Sequence[ClientLine] | None) -> Finding:
         if close is None or close.outcome != "finished":
             continue
         if request.accept.level >= 2 and not request.letters.skipped:
-            taken = sum(take.tokens for take in request.takes)
-            name = f"{_name(request)} tokens"
-            finding.equal(name, usage=close.num_output_tokens, letters=request.num_tokens, taken=taken)
+            taken = _with_left(close, "taken", sum(take.tokens for take in request.takes))
+            finding.equal(f"{_name(request)} tokens", usage=close.num_output_tokens, letters=request.num_tokens, **taken)
     if client is not None:
         _against(finding, run, client)
     return finding
@@ -77,16 +76,29 @@ def _against(finding: Finding, run: Run, client: Sequence[ClientLine]) -> None:
             finding.expect(unsampled, f"{line['request_id']}: its caller knows it, the spools do not know how it ended")
             continue
         close, name = request.close, _name(request)
+        if close.left and close.left_tokens < 0:  # the caller may have taken them when the engine was gone
+            within = close.takes <= line["takes"] <= close.takes + close.left
+            finding.expect(within, f"{name} takes: caller={line['takes']}, close={close.takes}, left={close.left}")
+            continue
         finding.equal(f"{name} takes", caller=line["takes"], close=close.takes)
         if request.accept.level >= 2 and not request.takes.skipped:
             finding.equal(f"{name} taken", caller=len(line["token_ids"]), takes=sum(take.tokens for take in request.takes))
         if close.outcome == "finished":
-            finding.equal(f"{name} usage", caller=len(line["token_ids"]), close=close.num_output_tokens)
-            finding.equal(f"{name} finish", caller=[line["finish_reason"]], close=sorted(set(close.finish_reasons)))
+            had = _with_left(close, "caller", len(line["token_ids"]))
+            finding.equal(f"{name} usage", **had, close=close.num_output_tokens)
+            reasons = sorted(set(close.finish_reasons)) if not close.left else [None]
+            finding.equal(f"{name} finish", caller=[line["finish_reason"]], close=reasons)
         if caller is not None:
             finding.equal(f"{name} trace", caller=caller.trace_id, accept=request.accept.trace_id)
     for name, request in requests.items():  # a front end that was killed took its callers with it
         finding.expect(not request.process.ended, f"{name}: the spools know it, no caller does")
+
+
+def _with_left(close: rec.Close, name: str, tokens: int) -> dict[str, int]:
+    """A caller's tokens under `name`, with those that were left in its slot; nothing where nobody counted these."""
+    if not close.left:
+        return {name: tokens}
+    return {} if close.left_tokens < 0 else {f"{name}_and_left": tokens + close.left_tokens}
 
 
 def bags(run: Run, max_slice: int = 128) -> Finding:
@@ -131,13 +143,31 @@ def aborts(run: Run) -> Finding:
         if close is None:
             continue
         if close.outcome == "aborted" and request.posts:
-            finding.expect(bool(ids), f"{name} ended as aborted, but no abort was sent")
+            by_the_core = any(stay.leave for stay in request.stays)  # a pause or a shutdown needs no message
+            finding.expect(bool(ids) or by_the_core, f"{name} ended as aborted, but nobody gave it up")
         reasons = {abort.reason for abort in request.aborts}
         if reasons == {"stop_string"} and len(request.posts) == 1:
             finding.equal(f"{name} stopped by a string", close=close.outcome, expected="finished")
         if ids and not any(stay.process.died for stay in request.stays):
             received = {i for _, receipt in request.abort_receipts for i in receipt.internal_ids}
             finding.expect(received.issuperset(ids), f"{name}: {len(set(ids) - received)} aborts did not reach the engine core")
+    return finding
+
+
+def engine_dead(run: Run) -> Finding:
+    """For a run whose engine core was killed: who was in flight ended with that error, and all it had done but the last step
+    is recorded."""
+    finding = Finding("engine dead")
+    dead = [process for process in run.processes if process.role == "engine-core" and process.died]
+    finding.expect(bool(dead), "no engine core was killed")
+    finding.expect(any(step.process in dead for step in run.steps), "of the engine core no step is recorded")
+    for request in run.requests:
+        if any(stay.t_end is None and stay.process in dead for stay in request.stays):
+            outcome = request.close.outcome if request.close else "still open"
+            finding.equal(f"{_name(request)} in flight", outcome=outcome, expected="engine_dead")
+    received = [bag for bag in run.bags if bag.sort.trace is not None]
+    behind = sum(bag.step is None for bag in received)
+    finding.expect(behind <= 1, f"{behind} bags were received whose step is not recorded")
     return finding
 
 
