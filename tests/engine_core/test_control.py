@@ -96,6 +96,34 @@ def test_wait_lets_end_what_was_preempted_too(policy: str) -> None:
     assert run(core) == {"urgent": expected_tokens(PROMPT, 2)}
 
 
+@pytest.mark.parametrize("again", ["pause", "sleep"])
+@pytest.mark.parametrize("partly", [False, True])
+def test_what_is_frozen_stays_so_while_the_engine_sleeps(again: str, partly: bool) -> None:
+    core = make_core()
+    add(core, "a")
+    before = run(core, 3)["a"]
+    assert core.sleep(1, "keep") is None
+    if partly:
+        assert not core.wake_up(["weights"])
+    assert (core.pause_scheduler("wait") if again == "pause" else core.sleep(1, "wait")) is None
+    assert run(core) == {}
+    assert core.wake_up()
+    assert before + run(core)["a"] == expected_tokens(PROMPT, 8)
+
+
+def test_a_sleeping_engine_can_give_up_what_is_frozen() -> None:
+    core = make_core()
+    add(core, "a")
+    run(core, 3)
+    core.sleep(1, "keep")
+    assert core.pause_scheduler("abort") is None
+    assert core.scheduler.requests == {}
+    add(core, "b")
+    assert run(core) == {}
+    assert core.wake_up()
+    assert run(core) == {"b": expected_tokens(PROMPT, 8)}
+
+
 def test_abort_ends_everybody() -> None:
     core = make_core(max_num_seqs=1)
     add(core, "a")

@@ -54,7 +54,7 @@ class CoreControl(ABC):
 
         None where that is so at once, else a Future that is done when the last step has ended; it holds RuntimeError where
         `resume_scheduler` or a shutdown came before. `clear_cache` then forgets the cached prefixes; frozen requests are
-        computed again when they go on.
+        computed again when they go on. In an engine that sleeps they stay frozen, whichever the mode, until it wakes.
         """
         check_choice("mode", mode, PAUSE_MODES)
         check_bool("clear_cache", clear_cache)
@@ -75,7 +75,8 @@ class CoreControl(ABC):
     def _pause(self, mode: str) -> None:
         if mode == "abort":
             self.tell_aborted(self.abort_requests(None, "api"))
-        self.scheduler.pause_state = PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW
+        frozen = mode == "keep" or self.model_executor.sleeping_tags  # who sleeps has no memory to let anybody end with
+        self.scheduler.pause_state = PauseState.PAUSED_ALL if frozen else PauseState.PAUSED_NEW
 
     def _clear_caches(self, clear_cache: bool) -> None:
         if clear_cache:
