@@ -43,7 +43,7 @@ def test_one_engine_answers_again_and_again(tiny_model_path: Path, tmp_path: Pat
     assert [receipt.kind for receipt in session.receipts] == ["finished"] * 3
     assert session.exit_code == 0
     assert session.run_dir == tmp_path / "run"
-    session.look_again()
+    session.show()
     assert f"vllm-lite trace check {tmp_path / 'run'}" in printed(console)
 
 

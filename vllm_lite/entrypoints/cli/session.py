@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import shutil
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +20,7 @@ from rich.text import Text
 
 from vllm_lite.console.banner import Banner, EngineFacts
 from vllm_lite.console.live import LiveAnswers
-from vllm_lite.console.theme import DIM, Screen
+from vllm_lite.console.theme import DIM
 from vllm_lite.engine_args import AsyncEngineArgs
 from vllm_lite.entrypoints.cli import views
 from vllm_lite.entrypoints.cli.callers import Call, Callers, Receipt
@@ -101,14 +99,7 @@ class Session:
         run = self.recorded()
         if run is not None and run.bags:
             views.show(self.console, run)
-            self.look_again()
-
-    def look_again(self) -> None:
-        """The commands that show and check this run."""
-        self.console.print(Text())
-        self.console.print(Screen.of(self.console).title("look again"))
-        for command in ("show", "check"):
-            self.console.print(Text(f"{_own_name()} trace {command} {self.run_dir}"), soft_wrap=True)
+            views.look_again(self.console, self.run_dir)
 
     def _prompt(self, text: str) -> Prompt:
         """An instruct model is talked to in its own chat format."""
@@ -139,11 +130,3 @@ class Session:
             trace_level=config.observability_config.level,
             run_dir=str(self.run_dir),
         )
-
-
-def _own_name() -> str:
-    """This command as the user can type it here: by its path where it is not on the PATH."""
-    typed, found = Path(sys.argv[0]), shutil.which("vllm-lite")
-    if typed.name != "vllm-lite" or (found is not None and Path(found).samefile(typed)):
-        return "vllm-lite"
-    return os.path.relpath(typed)

@@ -111,7 +111,7 @@ def play_demo(console: Console, engine_args: AsyncEngineArgs) -> int:
             first += len(calls)
     if (run := session.recorded()) is not None:
         views.show(console, run, ("totals",))
-        session.look_again()
+        views.look_again(console, session.run_dir)
     return session.exit_code
 
 

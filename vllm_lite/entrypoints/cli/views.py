@@ -7,12 +7,17 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
+import sys
 from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from vllm_lite.console.mailroom import ROWS, Mailroom
+from vllm_lite.console.theme import Screen
 from vllm_lite.console.timeline import LINES, Overview, Waterfall
 from vllm_lite.console.totals import Totals
 from vllm_lite.entrypoints.cli.callers import read_texts
@@ -28,6 +33,22 @@ def show(console: Console, run: Run, views: Iterable[str] = VIEWS, *, everything
         for view in _VIEWS[name](run, everything):
             console.print(Text())
             console.print(view)
+
+
+def look_again(console: Console, run_dir: Path) -> None:
+    """The commands that show and check this run."""
+    console.print(Text())
+    console.print(Screen.of(console).title("look again"))
+    for command in ("show", "check"):
+        console.print(Text(f"{_own_name()} trace {command} {run_dir}"), soft_wrap=True)
+
+
+def _own_name() -> str:
+    """This command as the user can type it here: by its path where it is not on the PATH."""
+    typed, found = Path(sys.argv[0]), shutil.which("vllm-lite")
+    if typed.name != "vllm-lite" or (found is not None and Path(found).samefile(typed)):
+        return "vllm-lite"
+    return os.path.relpath(typed)
 
 
 def part(run: Run, request_ids: Collection[str]) -> Run:

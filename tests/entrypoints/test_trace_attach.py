@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.tracing import make
+from vllm_lite.entrypoints.cli import trace_attach
+from vllm_lite.entrypoints.cli.main import main
+from vllm_lite.tracing.control_page import ControlPage
+from vllm_lite.tracing.live import LiveRun
+from vllm_lite.tracing.spool import SpoolWriter
+
+Out = pytest.CaptureFixture[str]
+
+
+class Engine:
+    """A run of this process at level 0; between two polls it does what it is told, once each."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.page = ControlPage.create(run_dir, level=0, pid=os.getpid())
+        self.front, self.core = SpoolWriter(run_dir, "frontend", "loop"), SpoolWriter(run_dir, "engine-core", "main")
+        self.seen: list[tuple[int, int]] = []  # level and count at each poll
+        self.turns: list[int | BaseException] = []
+
+    def sleep(self, _: float) -> None:
+        """What the command does between two polls."""
+        self.seen.append((self.page.level, self.page.count))
+        turn = self.turns.pop(0)
+        if isinstance(turn, BaseException):
+            raise turn
+        self.serve(turn)
+
+    def serve(self, number: int) -> None:
+        """A request from its arrival to its end."""
+        now = time.monotonic_ns()
+        self.front.write([make.accept(number, t=now), make.close(number, t=now + 5_000_000, t_first_token=now + 2_000_000)])
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    engine = Engine(tmp_path)
+    monkeypatch.setattr(trace_attach, "sleep", engine.sleep)
+    return engine
+
+
+def test_the_next_requests_are_told_and_then_the_level_is_as_it_was(engine: Engine, tmp_path: Path, capsys: Out) -> None:
+    engine.serve(1)  # before
+    engine.turns = [2, 3, 4]
+    assert main(["trace", "attach", str(tmp_path), "--trace-count", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"ATTACHED  engine {os.getpid()}  level 3  for 2 requests, or until Ctrl-C")
+    assert [line.split("  ")[0] for line in lines[1:3]] == ["r2", "r3"]
+    assert lines[1].endswith(", the first after 2.0 ms, over after 5.0 ms")
+    assert lines[-2:] == [f"vllm-lite trace show {tmp_path}", f"vllm-lite trace check {tmp_path}"]
+    assert engine.seen == [(3, 2), (3, 2)]
+    assert (engine.page.level, engine.page.count) == (0, -1)
+
+
+def test_ctrl_c_ends_it(engine: Engine, tmp_path: Path, capsys: Out) -> None:
+    engine.turns = [2, KeyboardInterrupt()]
+    assert main(["trace", "attach", str(tmp_path), "--level", "1"]) == 130
+    said = capsys.readouterr()
+    assert "r2  " in said.out
+    assert said.err == ""
+    assert engine.seen == [(1, -1), (1, -1)]
+    assert engine.page.level == 0
+
+
+def test_the_engines_end_ends_it(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    monkeypatch.setattr(trace_attach, "is_alive", lambda _: False)
+    assert main(["trace", "attach", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["No request began and ended meanwhile."]
+    assert engine.seen == []
+
+
+def test_a_request_that_the_engine_core_still_has_is_not_over(engine: Engine, tmp_path: Path, capsys: Out) -> None:
+    engine.core.write([make.receive(req=1)])
+    engine.turns = [1, KeyboardInterrupt()]
+    engine.serve = lambda number: engine.front.write(  # type: ignore[method-assign]
+        [make.accept(number, t=time.monotonic_ns()), make.post(number), make.close(number)]
+    )
+    assert main(["trace", "attach", str(tmp_path)]) == 130
+    assert "No request began and ended meanwhile." in capsys.readouterr().out
+
+
+def test_without_an_engine_those_that_run_are_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Out) -> None:
+    monkeypatch.setattr(trace_attach, "live_runs", lambda: [LiveRun(tmp_path, 4711, 2, -1)])
+    assert main(["trace", "attach"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("ENGINES THAT RUN  1  ---")
+    assert lines[1:] == ["      pid  level  run directory", f"     4711      2  {tmp_path}"]
+    monkeypatch.setattr(trace_attach, "live_runs", list)
+    assert main(["trace", "attach"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--level", "2"], "RUN must be a process id or a run directory with --level; got None"),
+        (["1", "--level", "4"], "--level must be an integer >= 1 and <= 3; got 4"),
+        (["1", "--trace-count", "0"], "--trace-count must be an integer >= 1; got 0"),
+        (["/nowhere"], "run is '/nowhere'; use the process id or the run directory of an engine that runs now"),
+    ],
+)
+def test_what_is_refused(argv: list[str], said: str, capsys: Out) -> None:
+    assert main(["trace", "attach", *argv]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith(f"vllm-lite: {said}")
+    assert text.count("\n") == 1
