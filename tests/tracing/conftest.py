@@ -1,4 +1,4 @@
-"""The canned run, written and loaded once."""
+"""The canned run and the recorded ones, each made once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tracing.journeys import HEADERS, Journeys, Recorded, params, play
 from vllm_lite.tracing.canned import write_canned_run
 from vllm_lite.tracing.control_page import ControlPage
 from vllm_lite.tracing.journey import Run, load_run
@@ -31,6 +32,23 @@ def canned(canned_dir: Path) -> Run:
 @pytest.fixture(scope="session")
 def dead(dead_dir: Path) -> Run:
     return load_run(dead_dir)
+
+
+@pytest.fixture(scope="session")
+def told(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return play(tiny_model_path, tmp_path_factory.mktemp("told") / "run", Journeys.play)
+
+
+@pytest.fixture(scope="session")
+def died(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return play(tiny_model_path, tmp_path_factory.mktemp("died") / "run", Journeys.die)
+
+
+@pytest.fixture(scope="session")
+def worked(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """With a worker that computes."""
+    out = tmp_path_factory.mktemp("worked") / "run"
+    return play(tiny_model_path, out, lambda j: j.ask("real", "hello", params(3), HEADERS), distributed_executor_backend="uni")
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ hexadecimal = st.text("0123456789abcdefF-", min_size=1, max_size=33)
 
 
 @given(st.from_regex(r"\A[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[a-z]{0,3})?\Z") | hexadecimal)
-def test_same_verdict_as_opentelemetry(value: str) -> None:
+def test_t15_same_verdict_as_opentelemetry(value: str) -> None:
     context = TraceContextTextMapPropagator().extract({"traceparent": value}, Context())
     theirs = trace.get_current_span(context).get_span_context()
     ours = parse_traceparent(value)

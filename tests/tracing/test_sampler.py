@@ -19,7 +19,7 @@ def headers(trace_id: str, flags: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("flags", ["00", "01", "03"])
-def test_by_default_the_parent_decides(flags: str) -> None:
+def test_t16_by_default_the_parent_decides(flags: str) -> None:
     assert Sampler({}).decide(headers(TRACES[0], flags), "x") == (TRACES[0], SPAN, flags != "00")
 
 

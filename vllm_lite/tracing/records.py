@@ -136,7 +136,8 @@ class Abort(Record, tag=6):
 class Close(Record, tag=7):
     """The request's one end, whichever it was; its root span ends here.
 
-    `left_tokens` are those of the letters `left` that the caller did not have; -1 where the writer does not say.
+    `left_tokens` are those of the letters `left` that the caller did not have; -1 where the writer does not say. `level` is the
+    lowest that was in force since Accept: where that was lowered, single letters may be missing.
     """
 
     STATION = "S9"
@@ -157,6 +158,7 @@ class Close(Record, tag=7):
     num_cached_tokens: int
     t_first_token: int | None
     left_tokens: int = -1
+    level: int = 3
 
 
 # ---- engine core ----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ class RequestTrace:
     req: int
     trace_id: str
     span_id: str  # the request's root span
-    level: int
+    level: int  # the lowest since it was accepted
     puts: int = 0
     staples: int = 0
     takes: int = 0

@@ -137,7 +137,7 @@ def test_phases_after_the_first_request_are_out_at_once(writers: Writers, run_di
     writers.close()
 
 
-def test_a_stream_of_an_hour_costs_no_more_than_one_of_a_minute(writers: Writers, run_dir: Path) -> None:
+def test_t23_a_stream_of_an_hour_costs_no_more_than_one_of_a_minute(writers: Writers, run_dir: Path) -> None:
     follower = Follower(run_dir)
     writers.write(writers.front, make.accept(), make.post())
     writers.write(writers.core, make.receive())

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,15 @@ def test_checking_imports_neither_grpc_nor_the_sdk() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert check_environment(None).flush_s > 0
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_t8_a_missing_package_is_told_at_the_start(protocol: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    monkeypatch.setattr("vllm_lite.tracing.exporter.launch.metadata.distribution", missing)
+    with pytest.raises(VLLMValidationError, match="needs the package opentelemetry-exporter-otlp-proto-"):
+        ExporterProcess(run_dir, "127.0.0.1:1")
+
+
+def missing(name: str) -> None:
+    raise PackageNotFoundError(name)

@@ -28,7 +28,7 @@ P = "OTEL_EXPORTER_OTLP_PROTOCOL"
         (HTTP, "http://collector:9/own/path", "http://collector:9/own/path"),
     ],
 )
-def test_every_spelling_of_the_option(protocol: str, spelling: str, endpoint: str) -> None:
+def test_t11_every_spelling_of_the_option(protocol: str, spelling: str, endpoint: str) -> None:
     assert read_settings({P: protocol}, spelling).endpoint == endpoint
 
 

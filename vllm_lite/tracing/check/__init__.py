@@ -7,22 +7,22 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vllm_lite.tracing.check import counts
-from vllm_lite.tracing.check.counts import ClientLine
+from vllm_lite.tracing.check.counts import ClientLine, engine_dead
 from vllm_lite.tracing.check.finding import Finding
 from vllm_lite.tracing.check.trees import Trees
+from vllm_lite.tracing.context import SpanContext
 from vllm_lite.tracing.journey import Run
 from vllm_lite.tracing.spans import run_spans
 
-__all__ = ["ClientLine", "Finding", "check_run", "read_client"]
+__all__ = ["ClientLine", "Finding", "check_run", "engine_dead", "reachable", "read_client"]
 
 
 def check_run(run: Run, client: Sequence[ClientLine] | None = None) -> list[Finding]:
     """Apply every rule. `client` is what `read_client` gave, None where no caller kept a record."""
-    callers = {request.accept.parent_span_id for request in run.requests if request.accept.parent_span_id is not None}
     return [
         counts.one_close(run),
         counts.letters(run),
@@ -30,9 +30,19 @@ def check_run(run: Run, client: Sequence[ClientLine] | None = None) -> list[Find
         counts.bags(run),
         counts.steps(run),
         counts.aborts(run),
-        *Trees(list(run_spans(run)), callers).findings(),
+        *_trees(run).findings(),
         counts.nothing_lost(run),
     ]
+
+
+def reachable(run: Run, caller: SpanContext, roles: Iterable[str]) -> Finding:
+    """Whether the spans of all these processes hang together with the caller's own span."""
+    return _trees(run).reachable(caller, roles)
+
+
+def _trees(run: Run) -> Trees:
+    callers = {request.accept.parent_span_id for request in run.requests if request.accept.parent_span_id is not None}
+    return Trees(list(run_spans(run)), callers)
 
 
 def read_client(run_dir: Path) -> list[ClientLine] | None:

@@ -34,7 +34,7 @@ def letters(run: Run) -> Finding:
         if close is None:
             continue
         finding.equal(_name(request), puts=close.puts, takes_staples_left=close.takes + close.staples + close.left)
-        if request.accept.level < 2 or request.letters.skipped:
+        if _level(request) < 2 or request.letters.skipped:
             continue
         fates = "".join(letter.fate for letter in request.letters)
         stapled, kept = fates.count(rec.STAPLED), fates.count(rec.KEPT_BACK)
@@ -58,7 +58,7 @@ def tokens(run: Run, client: Sequence[ClientLine] | None) -> Finding:
         close = request.close
         if close is None or close.outcome != "finished":
             continue
-        if request.accept.level >= 2 and not request.letters.skipped:
+        if _level(request) >= 2 and not request.letters.skipped:
             taken = _with_left(close, "taken", sum(take.tokens for take in request.takes))
             finding.equal(f"{_name(request)} tokens", usage=close.num_output_tokens, letters=request.num_tokens, **taken)
     if client is not None:
@@ -81,7 +81,7 @@ def _against(finding: Finding, run: Run, client: Sequence[ClientLine]) -> None:
             finding.expect(within, f"{name} takes: caller={line['takes']}, close={close.takes}, left={close.left}")
             continue
         finding.equal(f"{name} takes", caller=line["takes"], close=close.takes)
-        if request.accept.level >= 2 and not request.takes.skipped:
+        if _level(request) >= 2 and not request.takes.skipped:
             finding.equal(f"{name} taken", caller=len(line["token_ids"]), takes=sum(take.tokens for take in request.takes))
         if close.outcome == "finished":
             had = _with_left(close, "caller", len(line["token_ids"]))
@@ -181,6 +181,11 @@ def nothing_lost(run: Run) -> Finding:
     for _, dropped in run.dropped:
         finding.expect(False, f"{dropped.count} dropped: {dropped.reason}")
     return finding
+
+
+def _level(request: RequestJourney) -> int:
+    """The level of which all is recorded: it may have been lowered while the request ran."""
+    return request.accept.level if request.close is None else min(request.accept.level, request.close.level)
 
 
 def _name(request: RequestJourney) -> str:

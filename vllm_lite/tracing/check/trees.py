@@ -7,9 +7,10 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from vllm_lite.tracing.check.finding import Finding
+from vllm_lite.tracing.context import SpanContext
 from vllm_lite.tracing.spans import Kind, Span
 from vllm_lite.tracing.spans.model import INCOMPLETE
 
@@ -110,6 +111,28 @@ class Trees:
             missing, extra = len(steps[root] - own[root]), len(own[root] - steps[root])
             told = f"request {root[1]}: {missing} of its steps are not in it ({elided[root]} elided), {extra} do not know it"
             finding.expect(extra == 0 and (missing == 0 if not elided[root] else missing <= elided[root]), told)
+        return finding
+
+    def reachable(self, caller: SpanContext, roles: Iterable[str]) -> Finding:
+        """From the caller's span, down to children and along links both ways, a span of each of these processes is reached."""
+        finding = Finding("reachable")
+        below: dict[str, list[Span]] = defaultdict(list)
+        pointing: dict[Key, list[Span]] = defaultdict(list)
+        for span in self.spans:
+            below[span.parent_span_id or ""].append(span)
+            for link in span.links:
+                pointing[link.trace_id, link.span_id].append(span)
+        reached: dict[Key, Span] = {}
+        waiting = [span for span in below[caller.span_id] if span.trace_id == caller.trace_id]
+        while waiting:
+            span = waiting.pop()
+            if _key(span) not in reached:
+                reached[_key(span)] = span
+                linked = [self.by_id.get((link.trace_id, link.span_id)) for link in span.links]
+                waiting += below[span.span_id] + pointing[_key(span)] + [other for other in linked if other]
+        for role in roles:
+            there = any(span.process.role == role for span in reached.values())
+            finding.expect(there, f"no span of the {role} is reached from the caller's span {caller.span_id}")
         return finding
 
 

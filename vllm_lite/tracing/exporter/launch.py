@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
-from vllm_lite.tracing.exporter.settings import Settings, read_settings
+from vllm_lite.exceptions import VLLMValidationError
+from vllm_lite.tracing.exporter.settings import GRPC, Settings, read_settings
 from vllm_lite.tracing.sampler import Sampler
 from vllm_lite.tracing.spans.environment import Limits, given_attributes
 
@@ -50,8 +52,16 @@ class ExporterProcess:
 
 
 def check_environment(endpoint: str | None) -> Settings:
-    """Read every OTEL_* variable that tracing honours, so that a wrong one is refused at start and not at the first request."""
+    """Read every OTEL_* variable that tracing honours, so that a wrong one is refused at start and not at the first request.
+    So is a missing package of OpenTelemetry's."""
     Limits.read(os.environ)
     given_attributes(os.environ)
     Sampler(os.environ)
-    return read_settings(os.environ, endpoint)
+    settings = read_settings(os.environ, endpoint)
+    package = f"opentelemetry-exporter-otlp-proto-{'grpc' if settings.protocol == GRPC else 'http'}"
+    try:
+        metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        told = f"sending spans over {settings.protocol} needs the package {package}; install it, or trace without an endpoint"
+        raise VLLMValidationError(told, parameter="otlp_traces_endpoint", value=settings.endpoint) from None
+    return settings
