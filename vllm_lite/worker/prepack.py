@@ -27,16 +27,17 @@ class PackedProduct:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(torch.cat([linear.weight.detach() for linear in linears]))
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self._bias = torch.cat(biases) if biases else None
+        self._linear = torch.ops.mkldnn._linear_pointwise.default  # found once: a step asks for it hundreds of times
         self._x: torch.Tensor | None = None
         self._parts: tuple[torch.Tensor, ...] = ()
 
     def part(self, x: torch.Tensor, index: int) -> torch.Tensor:
         """What linear number `index` makes of `x`."""
         if x is not self._x:
-            out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+            out: torch.Tensor = self._linear(x, self._packed, self._bias, "none", [], "")
             if len(self._sizes) == 1:
                 return out
-            self._x, self._parts = x, torch.split(out, self._sizes, -1)
+            self._x, self._parts = x, torch.split_with_sizes(out, self._sizes, -1)
         part = self._parts[index]
         if index == len(self._sizes) - 1:  # nobody comes after it, and a prompt's activations are large
             self._x, self._parts = None, ()
@@ -52,8 +53,8 @@ class PrepackedLinear(torch.nn.Module):
         self.packed_bytes = linear.weight.nbytes
         self._product, self._index = product, index
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x @ weight.T + bias."""
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x @ weight.T + bias. Without the ceremony of a module's call: nobody hangs hooks on it."""
         return self._product.part(x, self._index)
 
 
