@@ -12,6 +12,7 @@ from tests.frontend.fake_client import FakeClient
 from tests.frontend.helpers import ids, request, row
 from vllm_lite.exceptions import EngineDeadError, VLLMValidationError
 from vllm_lite.frontend.collector import RequestOutputCollector
+from vllm_lite.frontend.core_client import Bag
 from vllm_lite.frontend.output_handler import CHUNK_SIZE, OutputHandler
 from vllm_lite.frontend.output_processor import OutputProcessor, OutputProcessorOutput
 from vllm_lite.frontend.stamps import Stamps
@@ -117,6 +118,34 @@ async def test_a_fault_of_its_own_reaches_every_caller(processor: OutputProcesso
     with pytest.raises(ZeroDivisionError, match="oops"):
         collector.get_nowait()
     assert "the output handler failed" in caplog.text
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_task_that_somebody_cancels_leaves_nobody_waiting(processor: OutputProcessor, at_once: bool) -> None:
+    waiting = asyncio.create_task(add(processor, "r").get())
+    task = OutputHandler(FakeClient(), processor, None).start()
+    if not at_once:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(EngineDeadError, match="the task that sorts the engine's outputs was cancelled"):
+        await asyncio.wait_for(waiting, 5)
+    assert processor.request_states == {}
+
+
+async def test_a_task_that_dies_of_more_than_an_error_leaves_nobody_waiting(processor: OutputProcessor) -> None:
+    class Exit(BaseException): ...
+
+    class Client(FakeClient):
+        async def get_bag_async(self) -> Bag:
+            raise Exit
+
+    collector = add(processor, "r")
+    task = OutputHandler(Client(), processor, None).start()
+    with pytest.raises(Exit):
+        await task
+    await asyncio.sleep(0)
+    with pytest.raises(EngineDeadError, match="has ended"):
+        collector.get_nowait()
 
 
 async def test_each_bag_is_counted_once(processor: OutputProcessor, monkeypatch: pytest.MonkeyPatch) -> None:

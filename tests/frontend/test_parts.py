@@ -9,11 +9,12 @@ import pytest
 
 from tests.frontend.fake_client import FakeClient
 from tests.frontend.helpers import request
-from vllm_lite.config import ObservabilityConfig
+from vllm_lite.config import ModelConfig, ObservabilityConfig
 from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.output_processor import OutputProcessor
 from vllm_lite.frontend.parts import EngineParts
+from vllm_lite.frontend.renderer import Renderer
 from vllm_lite.frontend.stamps import Stamps
 from vllm_lite.frontend.trace_run import TraceRun
 from vllm_lite.sampling_params import RequestOutputKind
@@ -76,6 +77,27 @@ async def test_while_the_loop_runs(elsewhere: bool) -> None:
     await asyncio.gather(parts.handler_task, return_exceptions=True)
     assert parts.handler_task.cancelled()
     check_closed(parts, collector, client)
+
+
+@pytest.mark.parametrize("broken", ["output_processor", "stamps", "renderer", "engine_core"])
+def test_everything_goes_whatever_fails(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, _, client = filled()
+    parts.renderer = Renderer(ModelConfig("m"), None)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError(broken)
+
+    methods = {"output_processor": "propagate_error"}
+    with monkeypatch.context() as patched:
+        patched.setattr(getattr(parts, broken), methods.get(broken, "shutdown"), fail)
+        with pytest.raises(ZeroDivisionError, match=broken):
+            parts.close()
+    assert (client.dead_error is None) == (broken == "engine_core")
+    assert parts.trace_run is not None
+    assert not parts.trace_run.path.exists()
+    assert parts.stamps is not None
+    assert parts.stamps._closed == (broken != "stamps")
+    parts.stamps.shutdown()
 
 
 def test_a_fork_of_the_owner_closes_nothing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.frontend.helpers import FINAL_ONLY, row
@@ -67,6 +68,28 @@ def test_a_request_begins(made: Fixture) -> None:
         "gen_ai.request.stop_sequences": ["END"],
         "gen_ai.request.stream": False,
     }
+
+
+def test_what_no_record_can_hold_costs_nothing_else(made: Fixture) -> None:
+    """A request is accepted before it is checked."""
+    params = SamplingParams(temperature=0.5)
+    params.max_tokens, params.seed, params.top_k, params.stop = 2**70, np.int64(3), [object()], ["\ud800"]  # type: ignore[assignment]
+    params.top_p = np.float64(0.5)
+    trace = made.stamps.accept("\ud800", params, {**SAMPLED, "tracestate": "\udfff"})
+    assert trace is not None
+    made.stamps.close_request(trace, VLLMValidationError("no \ud800"))
+    run = made.read()
+    (request,) = run.requests
+    assert (request.accept.external_id, request.accept.tracestate) == ("\\ud800", "\\udfff")
+    assert request.accept.attributes == {
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.top_p": 0.5,
+        "gen_ai.request.stop_sequences": ["\\ud800"],
+        "gen_ai.request.stream": True,
+    }
+    assert request.close is not None
+    assert (request.close.outcome, request.close.error_message) == ("invalid", "no \\ud800")
+    assert run.dropped == []
 
 
 def test_without_headers_a_new_trace_begins(made: Fixture) -> None:
@@ -134,9 +157,9 @@ def test_tokenise_and_post(made: Fixture) -> None:
 # ---- bags ------------------------------------------------------------------------------------------------------------------
 
 
-def filled(trace: RequestTrace | None) -> BagStamp:
+def filled(trace: RequestTrace | None, stamp: BagStamp | None) -> BagStamp:
     """A bag of four letters; one of them comes late, one's request is not traced."""
-    stamp = BagStamp()
+    assert stamp is not None
     stamp.slices.append((1, 2, 4))
     stamp.letters += [trace, [7], PUT, None, [7, 8], STAPLED, trace, [9], KEPT_BACK]
     stamp.late.append(("gone-1", 3))
@@ -146,8 +169,8 @@ def filled(trace: RequestTrace | None) -> BagStamp:
 @pytest.mark.parametrize(("columns", "level"), [(([1, 0, 1], [1, 2, 1], "psk"), 2), (([], [], ""), 1)])
 def test_a_bag_is_written_whole(made: Fixture, columns: tuple[list[int], list[int], str]) -> None:
     trace = made.accept()
-    assert made.stamps.open_bag(EngineCoreOutputs()) is not None
-    made.stamps.sort(filled(trace), EngineCoreOutputs(1, step_trace=SAMPLED["traceparent"]), (10, 20, 300))
+    stamp = filled(trace, made.stamps.open_bag(EngineCoreOutputs()))
+    made.stamps.sort(stamp, EngineCoreOutputs(1, step_trace=SAMPLED["traceparent"]), (10, 20, 300))
     sort = made.read().bags[0].sort
     assert (sort.bag, sort.engine_index, sort.trace, sort.t_received, sort.t_decoded) == (0, 1, SAMPLED["traceparent"], 10, 20)
     assert (sort.slices, sort.body_size, sort.num_outputs, sort.num_tokens) == ([(1, 2, 4)], 300, 4, 7)
@@ -261,6 +284,34 @@ def test_letters_are_noted_where_they_are_needed(level: int, step_trace: str | N
     assert stamp is not None
     assert stamp.by_letter is by_letter
     made.stamps.shutdown()
+
+
+def test_a_level_that_is_lowered_is_lowered_for_who_is_on_the_way(made: Fixture) -> None:
+    page, ends = ControlPage.open(made.run_dir), {}
+    for name, levels in {"lowered": (1, 3), "off": (0,), "raised": (3,)}.items():
+        page.level = 2
+        trace = made.stamps.accept(name, SamplingParams(), None)
+        assert trace is not None
+        for page.level in levels:
+            made.stamps.open_bag(EngineCoreOutputs())
+        made.stamps.close_request(trace)
+    page.close()
+    for request in made.read().requests:
+        assert request.close is not None
+        ends[request.accept.external_id] = request.close.level
+    assert ends == {"lowered": 1, "off": 0, "raised": 2}
+
+
+def test_a_bag_is_written_as_it_was_opened(made: Fixture) -> None:
+    trace = made.accept()
+    stamp = filled(trace, made.stamps.open_bag(EngineCoreOutputs()))
+    made.stamps.close_request(trace)  # its caller had a turn between two slices
+    page = ControlPage.open(made.run_dir)
+    page.level = 1
+    page.close()
+    assert made.stamps.level == 1
+    made.stamps.sort(stamp, EngineCoreOutputs(), (10, 20, 300))
+    assert made.read().bags[0].sort.fates == "psk"
 
 
 def test_a_shutdown_ends_who_still_waits_and_lets_the_answered_be(made: Fixture) -> None:

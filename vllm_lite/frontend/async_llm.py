@@ -8,7 +8,6 @@ Mirrors: vllm/v1/engine/async_llm.py
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import copy
 import logging
 import weakref
@@ -16,7 +15,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
 from vllm_lite.config import VllmConfig
-from vllm_lite.config.checks import refuse
+from vllm_lite.config.checks import check_text, refuse
 from vllm_lite.engine_args import AsyncEngineArgs
 from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, MaxQueuedTokensError, QueueOverflowError, VLLMClientError
 from vllm_lite.frontend.admission_control import AdmissionControl
@@ -293,6 +292,8 @@ class AsyncLLM(EngineControl):
                 raise self.dead_error
             self._run_output_handler()
             t0 = now_ns()
+            if prompt_text is not None:
+                check_text("prompt_text", prompt_text)
             if isinstance(prompt, AsyncGenerator):
                 raise NotImplementedError("prompts that come in pieces (async generators) are not in this release")
             rendered = await self.renderer.render_async(prompt, tokenization_kwargs)
@@ -395,11 +396,9 @@ class AsyncLLM(EngineControl):
         return self.output_processor.get_num_queued_tokens()
 
     def _run_output_handler(self) -> None:
-        """Start the background task, once, in an empty context: it serves all requests, not the one that came first."""
+        """Start the background task, once."""
         if self._parts.handler_task is None:
-            self._parts.handler_task = asyncio.get_running_loop().create_task(
-                self._handler.run(), name="output-handler", context=contextvars.Context()
-            )
+            self._parts.handler_task = self._handler.start()
 
     def _usable_headers(self, trace_headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
         if not trace_headers:

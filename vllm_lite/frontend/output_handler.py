@@ -8,6 +8,7 @@ Mirrors: vllm/v1/engine/async_llm.py (output_handler, abort)
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import os
 from collections.abc import Sequence
@@ -45,6 +46,18 @@ class OutputHandler:
         if not chunk_size.isdecimal() or int(chunk_size) == 0:
             raise refuse(CHUNK_SIZE, chunk_size, "an integer >= 1")
         self._chunk_size = int(chunk_size)
+
+    def start(self) -> asyncio.Task[None]:
+        """The task, in an empty context: it serves all requests, not the one that came first."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self.run(), name="output-handler", context=contextvars.Context())
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Nobody waits for a task that is gone, whoever cancelled it and whatever ended it."""
+        how = "was cancelled" if task.cancelled() else "has ended"
+        self._output_processor.propagate_error(EngineDeadError(f"the task that sorts the engine's outputs {how}"))
 
     async def run(self) -> None:
         """The task's body. Any error ends it and reaches every caller that waits."""

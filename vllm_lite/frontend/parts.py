@@ -8,6 +8,7 @@ Mirrors: vllm/v1/engine/async_llm.py (shutdown)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 
 from vllm_lite.config import VllmConfig
@@ -50,27 +51,30 @@ class EngineParts:
         """End the task, the callers that still wait, the processes. From any thread, or with no loop left; once is enough."""
         if os.getpid() != self._owner:  # a fork of the process that owns them
             return
-        loop = None if self.handler_task is None else self.handler_task.get_loop()
-        if loop is None or not loop.is_running() or asyncio._get_running_loop() is loop:
-            self._end_tasks()
-        else:
-            loop.call_soon_threadsafe(self._end_tasks)
-        if self.renderer is not None:
-            self.renderer.shutdown()
-        if self.engine_core is not None:
-            self.engine_core.shutdown(timeout)
-        if self.trace_run is not None:
-            self.trace_run.close()
+        with contextlib.ExitStack() as last_first:  # each goes whatever befalls the others
+            if self.trace_run is not None:
+                last_first.callback(self.trace_run.close)
+            if self.engine_core is not None:
+                last_first.callback(self.engine_core.shutdown, timeout)
+            if self.renderer is not None:
+                last_first.callback(self.renderer.shutdown)
+            loop = None if self.handler_task is None else self.handler_task.get_loop()
+            if loop is None or not loop.is_running() or asyncio._get_running_loop() is loop:
+                self._end_tasks()
+            else:
+                loop.call_soon_threadsafe(self._end_tasks)
 
     def _end_tasks(self) -> None:
         task = self.handler_task
         loop = None if task is None else task.get_loop()
-        if loop is None or not loop.is_closed():  # on a closed loop nobody waits any more
+        with contextlib.ExitStack() as last:
+            if self.stamps is not None:
+                last.callback(self.stamps.shutdown)
+            if loop is not None and loop.is_closed():  # nobody waits any more
+                return
             if self.output_processor is not None:
                 self.output_processor.propagate_error(EngineDeadError("the engine was shut down"))
             if task is not None and loop is not None:
                 task.cancel()
                 if asyncio._get_running_loop() is None:  # a pending task that meets the interpreter's end can crash it
                     loop.run_until_complete(asyncio.wait([task]))
-        if self.stamps is not None:
-            self.stamps.shutdown()

@@ -13,6 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from vllm_lite.config.checks import INT64_MAX, INT64_MIN
 from vllm_lite.exceptions import EngineDeadError, QueueOverflowError, VLLMClientError
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
@@ -46,7 +47,7 @@ class Stamps:
         self._recorder = Recorder(run_dir, "frontend", "loop")
         self._sampler = Sampler()
         self.take = self._recorder.take  # S9: a caller took a letter; no call of our own between, for there is one per token
-        self._model = model
+        self._model = _writable(model)
         self._closed = False
         self._num_requests = 0
         self._num_bags = 0
@@ -66,9 +67,10 @@ class Stamps:
         """S1: the sampling decision. None: not traced."""
         t = now_ns()
         level = self.level
-        operation = "embeddings" if isinstance(params, PoolingParams) else "text_completion"
         if not level:
             return None
+        operation = "embeddings" if isinstance(params, PoolingParams) else "text_completion"
+        tracestate, attributes = header(trace_headers, "tracestate"), _asked(params)
         trace_id, parent_span_id, sampled = self._sampler.decide(trace_headers, f"{operation} {self._model}")
         if not sampled or not self._recorder.admit():
             return None
@@ -78,15 +80,15 @@ class Stamps:
         self._recorder.append(
             Accept(
                 req=trace.req,
-                external_id=str(external_id),
+                external_id=_writable(str(external_id)),
                 t=t,
                 trace_id=trace_id,
                 span_id=trace.span_id,
                 parent_span_id=parent_span_id,
-                tracestate=header(trace_headers, "tracestate"),
+                tracestate=None if tracestate is None else _writable(tracestate),
                 operation=operation,
                 model=self._model,
-                attributes=_asked(params),
+                attributes=attributes,
                 level=level,
             )
         )
@@ -198,7 +200,7 @@ class Stamps:
                 finish_reasons=trace.finish_reasons,
                 stop_reason=trace.stop_reason,
                 error_type=error_type,
-                error_message=message,
+                error_message=None if message is None else _writable(message),
                 puts=trace.puts,
                 staples=trace.staples,
                 takes=trace.takes,
@@ -277,13 +279,29 @@ def _asked(params: SamplingParams | PoolingParams) -> dict[str, AttributeValue]:
         "max_tokens": params.max_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
-        "top_k": params.top_k or None,
+        "top_k": None if params.top_k == 0 else params.top_k,
         "seed": params.seed,
-        "frequency_penalty": params.frequency_penalty or None,
-        "presence_penalty": params.presence_penalty or None,
-        "stop_sequences": params.stop or None,
+        "frequency_penalty": None if params.frequency_penalty == 0 else params.frequency_penalty,
+        "presence_penalty": None if params.presence_penalty == 0 else params.presence_penalty,
+        "stop_sequences": None if params.stop == [] else params.stop,
         "choice.count": None if params.n == 1 else params.n,
         "stream": params.output_kind is not RequestOutputKind.FINAL_ONLY,
     }
-    kinds = (bool, int, float, list)
-    return {f"gen_ai.request.{name}": value for name, value in asked.items() if isinstance(value, kinds)}
+    written = {f"gen_ai.request.{name}": _attribute(value) for name, value in asked.items()}
+    return {name: value for name, value in written.items() if value is not None}
+
+
+def _attribute(value: object) -> AttributeValue | None:
+    """The value as a record holds it; None for what it cannot hold, which the checks refuse later on."""
+    if isinstance(value, list):
+        return [_writable(text) for text in value] if all(isinstance(text, str) for text in value) else None
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value) if INT64_MIN <= value <= INT64_MAX else None
+    return float(value) if isinstance(value, float) else None
+
+
+def _writable(text: str) -> str:
+    """`text` with lone surrogates, which UTF-8 cannot hold, written out."""
+    return text.encode(errors="backslashreplace").decode()
