@@ -41,6 +41,7 @@ CHANGED: dict[str, Any] = {
     "async_scheduling": False,
     "stream_interval": 2,
     "distributed_executor_backend": "toy",
+    "shutdown_timeout": 1.5,
     "otlp_traces_endpoint": "http://localhost:4317",
     "trace_level": 2,
     "trace_dir": "here",
@@ -66,11 +67,11 @@ def test_every_option_reaches_its_part(tiny_model_path: Path) -> None:
 def test_defaults_are_the_parts_own(tiny_model_path: Path) -> None:
     config = EngineArgs(model=str(tiny_model_path)).create_engine_config()
     for field in dataclasses.fields(config):
-        if field.name in ("model_config", "additional_config"):
+        if field.name in ("model_config", "additional_config", "shutdown_timeout"):
             continue
         part = getattr(config, field.name)
         assert part == type(part)(), field.name
-    assert config.additional_config == {}
+    assert (config.additional_config, config.shutdown_timeout) == ({}, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,7 @@ def test_a_step_has_room_enough_where_none_is_given(tiny_model_path: Path, optio
         ("enable_chunked_prefill", None),
         ("max_num_queued_reqs", 0),
         ("distributed_executor_backend", "ray"),
+        ("shutdown_timeout", -1),
         ("trace_level", 9),
         ("trace_steps", "few"),
         ("additional_config", [1]),

@@ -24,7 +24,7 @@ from vllm_lite.config import (
     SchedulerConfig,
     VllmConfig,
 )
-from vllm_lite.config.checks import check_bool, check_int, refuse
+from vllm_lite.config.checks import check_bool, check_int, check_number, refuse
 from vllm_lite.config.model import ATTENTION_BACKENDS, DTYPES
 from vllm_lite.config.model_files import DEFAULT_MODEL, resolve_model
 from vllm_lite.config.parallel import EXECUTOR_BACKENDS
@@ -100,6 +100,7 @@ class EngineArgs:
     data_parallel_size: int = _option(1, "engine cores with the whole model each, behind one front end or several", int)
     data_parallel_rank: int = _option(0, "the one of them behind this front end, with --data-parallel-external-lb", int)
     data_parallel_external_lb: bool = _option(False, "a balancer elsewhere chooses among front ends of one rank each", bool)
+    shutdown_timeout: float = _option(0.0, "seconds that requests in flight get to end once the engine is told to", float)
     otlp_traces_endpoint: str | None = _option(None, "where spans are sent, such as http://localhost:4317")
     trace_level: int | None = _option(None, "0 off, 1 requests and steps, 2 + tokens, 3 + a span per request and step", int)
     trace_dir: str | None = _option(None, "the run directory; one under the user's state folder where absent")
@@ -143,6 +144,7 @@ class EngineArgs:
         )
         observability = self._observability_config()
         self._scheduler_config(max_model_len=0)
+        check_number("shutdown_timeout", self.shutdown_timeout, 0.0)
         if not isinstance(self.additional_config, dict):
             raise refuse("additional_config", self.additional_config, "a dictionary")
         model = dataclasses.replace(
@@ -151,7 +153,8 @@ class EngineArgs:
             tokenizer=None if self.tokenizer is None else str(resolve_model(self.tokenizer)),
         )
         scheduler = self._scheduler_config(model.max_model_len or 0)
-        return VllmConfig(model, cache, scheduler, parallel, load, device, observability, dict(self.additional_config))
+        additional, patience = dict(self.additional_config), self.shutdown_timeout
+        return VllmConfig(model, cache, scheduler, parallel, load, device, observability, additional, patience)
 
     def _model_config(self) -> ModelConfig:
         for name in ("model", "tokenizer", "served_model_name"):
