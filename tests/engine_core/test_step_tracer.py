@@ -192,13 +192,16 @@ def test_a_whole_journey_through_the_process(run_dir: Path) -> None:
         assert len(read(run_dir, thread, Bye)) == 1
 
 
-def test_an_abort_is_received_with_its_senders_spans(run_dir: Path) -> None:
+@pytest.mark.parametrize("lowered", [False, True])
+def test_an_abort_is_received_with_its_senders_spans(run_dir: Path, lowered: bool) -> None:
     config = traced_config(run_dir)
     config.additional_config["toy_step_time"] = 0.01
     with CoreProcess(config) as core:
         core.start()
         core.add("a", PROMPT, SamplingParams(max_tokens=200), trace_headers=SAMPLED)
         core.bag()
+        if lowered:  # what began is written to its end
+            set_level(run_dir, 0)
         headers = {"a": f"00-{TRACE_ID}-{'1' * 16}-01"}
         core.send(EngineCoreRequestType.ABORT, EngineCoreAbort(["a", "untraced"], "client_disconnect", headers))
         core.send(EngineCoreRequestType.ABORT, EngineCoreAbort(["untraced"], "api"))
@@ -210,6 +213,7 @@ def test_an_abort_is_received_with_its_senders_spans(run_dir: Path) -> None:
     (leave,) = read(run_dir, "main", Leave)
     assert (leave.req, leave.reason, leave.status) == (1, "client_disconnect", "running")
     assert leave.t >= abort.t
+    assert len(read(run_dir, "output", Send)) == len(read(run_dir, "main", Schedule))
 
 
 def test_a_rejected_request_is_received_and_leaves(run_dir: Path) -> None:

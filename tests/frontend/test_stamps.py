@@ -157,9 +157,9 @@ def test_tokenise_and_post(made: Fixture) -> None:
 # ---- bags ------------------------------------------------------------------------------------------------------------------
 
 
-def filled(trace: RequestTrace | None, stamp: BagStamp | None) -> BagStamp:
+def filled(trace: RequestTrace | None, stamp: BagStamp | None = None) -> BagStamp:
     """A bag of four letters; one of them comes late, one's request is not traced."""
-    assert stamp is not None
+    stamp = stamp or BagStamp()
     stamp.slices.append((1, 2, 4))
     stamp.letters += [trace, [7], PUT, None, [7, 8], STAPLED, trace, [9], KEPT_BACK]
     stamp.late.append(("gone-1", 3))

@@ -49,6 +49,7 @@ class Stamps:
         self.take = self._recorder.take  # S9: a caller took a letter; no call of our own between, for there is one per token
         self._model = _writable(model)
         self._closed = False
+        self._level = self._recorder.level  # as it was when last looked at
         self._num_requests = 0
         self._num_bags = 0
         self._open: dict[int, tuple[RequestTrace, list[str]]] = {}  # with the internal ids posted so far
@@ -56,8 +57,13 @@ class Stamps:
 
     @property
     def level(self) -> int:
-        """The level in force now, 0 where tracing is off."""
-        return 0 if self._closed else self._recorder.refresh()
+        """The level in force now, 0 where tracing is off. Of requests on their way less is recorded once it is lowered."""
+        level = 0 if self._closed else self._recorder.refresh()
+        if level < self._level:
+            for trace, _ in self._open.values():
+                trace.level = min(trace.level, level)
+        self._level = level
+        return level
 
     # ---- a request's way in ------------------------------------------------------------------------------------------------
 
@@ -119,7 +125,8 @@ class Stamps:
         Letters are noted one by one where they are to be recorded, or where only they can say whether the bag is.
         """
         level = self.level
-        return BagStamp(by_letter=level >= TOKEN_LEVEL or outputs.step_trace is None) if level else None
+        columns = level >= TOKEN_LEVEL
+        return BagStamp(by_letter=columns or outputs.step_trace is None, columns=columns) if level else None
 
     def sort(self, stamp: BagStamp, outputs: EngineCoreOutputs, arrival: tuple[int, int, int]) -> None:
         """S8: the bag is empty. It is written if its step is traced or one of its letters is. `arrival`: time received and
@@ -129,7 +136,6 @@ class Stamps:
         if step_trace is None and not any(traces):
             return
         bag, self._num_bags = self._num_bags, self._num_bags + 1
-        by_letter = stamp.by_letter and self._recorder.level >= TOKEN_LEVEL
         fates = "".join(stamp.letters[2::3])
         num_late_tokens = sum(count for _, count in late)
         if stamp.by_letter:
@@ -155,9 +161,9 @@ class Stamps:
                 num_stapled=fates.count(STAPLED),
                 num_kept_back=fates.count(KEPT_BACK),
                 late=late,
-                reqs=[0 if trace is None else trace.req for trace in traces] if by_letter else [],
-                tokens=tokens if by_letter else [],
-                fates=fates if by_letter else "",
+                reqs=[0 if trace is None else trace.req for trace in traces] if stamp.columns else [],
+                tokens=tokens if stamp.columns else [],
+                fates=fates if stamp.columns else "",
             )
         )
         self._recorder.flush()
@@ -211,6 +217,7 @@ class Stamps:
                 num_cached_tokens=trace.num_cached_tokens,
                 t_first_token=trace.t_first_token,
                 left_tokens=trace.left_tokens,
+                level=trace.level,
             )
         )
         self._recorder.flush()
@@ -229,14 +236,15 @@ class BagStamp:
     """What is noted while one bag is sorted.
 
     `letters` are those that somebody waits for: request, ids and fate, and so on, flat, since a kept tuple for each would wake
-    the garbage collector; `note` adds one. Without `by_letter` only those whose fate is not PUT are noted. `lost` are the
-    tokens of rows whose request failed here.
+    the garbage collector; `note` adds one. Without `by_letter` only those whose fate is not PUT are noted; with `columns` they
+    are written one by one. `lost` are the tokens of rows whose request failed here.
     """
 
-    __slots__ = ("by_letter", "late", "letters", "lost", "note", "slices")
+    __slots__ = ("by_letter", "columns", "late", "letters", "lost", "note", "slices")
 
-    def __init__(self, *, by_letter: bool = True) -> None:
+    def __init__(self, *, by_letter: bool = True, columns: bool = True) -> None:
         self.by_letter = by_letter
+        self.columns = columns
         self.letters: list[Any] = []
         self.note: Callable[[tuple[RequestTrace | None, list[int], str]], None] = self.letters.extend
         self.lost: list[int] = []

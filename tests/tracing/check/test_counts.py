@@ -82,6 +82,12 @@ def test_letters_at_level_1_are_only_counted() -> None:
     assert counts.letters(run).checked == 1
 
 
+def test_where_the_level_was_lowered_letters_may_be_missing() -> None:
+    lowered = [record for record in answered(level=1) if not isinstance(record, rec.Sort)]
+    assert counts.letters(of(*lowered)).ok
+    assert counts.tokens(of(*lowered), [line()]).ok
+
+
 def test_tokens() -> None:
     assert counts.tokens(of(*answered()), None).ok
     assert counts.tokens(of(*answered(num_output_tokens=3)), None).failures == [

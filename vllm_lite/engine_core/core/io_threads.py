@@ -188,7 +188,7 @@ class InputThread(threading.Thread):
         abort = MsgpackDecoder(EngineCoreAbort).decode(frames)
         self._aborts_queue.put(abort)
         self._input_queue.put((EngineCoreRequestType.ABORT, abort))
-        if abort.trace_headers and self._recorder is not None and self._recorder.refresh():
+        if abort.trace_headers and self._recorder is not None:
             ids = [request_id for request_id in abort.request_ids if request_id in abort.trace_headers]
             self._recorder.append(ReceiveAbort(ids, abort.reason, t0, abort.trace_headers))
             self._recorder.flush()
@@ -251,7 +251,7 @@ class OutputThread(threading.Thread):
         frames = self._encode(outputs)
         t1 = now_ns()
         self._sockets[item.client_index].send_multipart(frames, copy=False)
-        if item.parent_span_id is not None and self._recorder is not None and self._recorder.refresh():
+        if item.parent_span_id is not None and self._recorder is not None:
             context = parse_traceparent(outputs.step_trace)
             assert context is not None
             self._recorder.append(

@@ -120,7 +120,7 @@ class StepTracer:
     def leave(self, number: int, request_id: str, reason: str, status: str) -> None:
         """Traced request `number` leaves the core outside a step, while it was waiting, running or preempted."""
         self._live.pop(request_id, None)
-        if self._recorder is not None and self._recorder.refresh():
+        if self._recorder is not None:
             self._recorder.append(Leave(number, now_ns(), reason, status))
             self._recorder.flush()
 
