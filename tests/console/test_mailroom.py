@@ -4,6 +4,7 @@ import pytest
 
 from tests.console.screens import Golden, lines, render, without_styles
 from tests.console.story import MS, Caller, Teller, crowd, long_story, short_story
+from vllm_lite.console import rows
 from vllm_lite.console.demo import canned_run
 from vllm_lite.console.mailroom import Mailroom
 
@@ -101,3 +102,12 @@ def test_a_run_without_a_bag() -> None:
     for request in run.requests:
         request.aborts.clear()
     assert lines(Mailroom(run))[1] == "No bag was sorted in this run."
+
+
+def test_what_was_left_out_is_accounted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not Mailroom(crowd()).folded
+    monkeypatch.setattr(rows, "TELLING", 0)
+    view = Mailroom(crowd())
+    assert view.folded
+    (line,) = [line for line in lines(view, 120) if " more, " in line]
+    assert line.endswith("| 5 more, 1 event: 141 put, 9 stapled, 1 late")

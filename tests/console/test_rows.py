@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.console.story import Caller, Teller, crowd, long_story, short_story
+from vllm_lite.console import rows as console_rows
 from vllm_lite.console.demo import canned_run
-from vllm_lite.console.rows import ALIKE_FROM, Cell, Ledger, Note, Row, fates, shorten
+from vllm_lite.console.rows import ALIKE_FROM, TELLING, Cell, Ledger, Note, Row, fates, shorten
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import LATE
 
@@ -86,7 +89,8 @@ def test_a_run_of_alike_bags_must_be_long_to_shrink() -> None:
     assert len(shorten(Ledger(run).rows, ALIKE_FROM - 1)) == ALIKE_FROM - 1
 
 
-def test_a_long_varied_run_loses_its_middle_and_says_what_it_was() -> None:
+def test_a_long_varied_run_loses_its_middle_and_says_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_rows, "TELLING", 0)
     everything = Ledger(crowd()).rows
     rows = shorten(everything, 12)
     assert len(rows) == 12
@@ -96,6 +100,37 @@ def test_a_long_varied_run_loses_its_middle_and_says_what_it_was() -> None:
     assert gap.mixed
     assert gap.why == f"{len(gap.bags)} more, {events} events"
     assert rows[-1] is everything[-1]
+
+
+def tells(row: Row | Note, *fates: str) -> bool:
+    return isinstance(row, Note) or any(cell.fate in fates for cell in row.cells.values())
+
+
+def test_rows_that_tell_of_more_than_ordinary_letters_stay_while_they_are_few() -> None:
+    everything = Ledger(crowd()).rows
+    telling = [row for row in everything if tells(row, rec.STAPLED, LATE)]
+    rows = shorten(everything, 12)
+    assert 12 < len(telling) <= TELLING
+    assert [row for row in rows if tells(row, rec.STAPLED, LATE)] == telling
+    assert len(rows) < len(everything)
+
+
+def test_staples_that_are_not_few_go_before_events_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = Ledger(crowd()).rows
+    rare = [row for row in everything if tells(row, LATE)]
+    monkeypatch.setattr(console_rows, "TELLING", len(rare))
+    rows = shorten(everything, 12)
+    assert [row for row in rows if tells(row, LATE)] == rare
+    assert sum(tells(row, rec.STAPLED) for row in rows) < sum(tells(row, rec.STAPLED) for row in everything)
+
+
+def test_a_staple_ends_a_row_of_alike_bags() -> None:
+    rows = Ledger(Teller([Caller(answer=30)]).tell()).rows
+    odd = rows[14]
+    assert isinstance(odd, Row)
+    odd.cells[0] = Cell(rec.STAPLED, 1)
+    texts = [row.why or row.bags[0].sort.bag for row in shorten(rows, 24) if isinstance(row, Row)]
+    assert texts == [0, 1, 2, "9 alike", 12, 13, 14, 15, 16, 17, "9 alike", 27, 28, 29]
 
 
 def test_no_limit_shows_all() -> None:

@@ -41,6 +41,7 @@ def test_long_runs_lose_their_middle_unless_told_otherwise(everything: bool) -> 
     console = screen(80)
     views.show(console, Teller([Caller(answer=60)]).tell(), ("mailroom",), everything=everything)
     assert ("alike" in printed(console)) is not everything
+    assert (views.FOLDED in printed(console)) is not everything
 
 
 def test_a_part_of_a_run_holds_what_its_requests_took_part_in() -> None:

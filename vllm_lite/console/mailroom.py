@@ -41,6 +41,11 @@ class Mailroom:
         self.ledger = Ledger(run, first, texts)
         self.rows = shorten(self.ledger.rows, rows)
 
+    @property
+    def folded(self) -> bool:
+        """Whether bags were left out."""
+        return any(isinstance(row, Row) and row.why and row.bags for row in self.rows)
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The lines of the view."""
         screen, bags = Screen.of(console, options), self.run.bags
@@ -216,7 +221,7 @@ class _Layout:
             ("late", "nobody waits for it any more", LATE in met),
             (glyphs.end, "the answer's last", any(cell.last for cell in cells)),
             (glyphs.idle, "under way, no letter in this bag", self.idle),
-            (glyphs.gap, "bags left out, with the mean of each figure", any(row.why and row.bags for row in self.held)),
+            (glyphs.gap, "bags left out, with the mean of each figure", self.view.folded),
             ("'...'", "what the caller read when it took the letter", bool(self.text)),
             ("wait", "the longest that a letter of this bag lay there", any(c is WAIT for c, _, _ in self.columns)),
             ("S5 to S8", f"the time at each station, {drawn}; {glyphs.beyond} it goes on", bool(self.bar)),

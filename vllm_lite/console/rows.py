@@ -16,6 +16,7 @@ from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import LATE, Bag, RequestJourney, Run, StepJourney
 
 ALIKE_FROM = 8  # so many bags in a row that tell the same shrink to six rows
+TELLING = 30  # so many rows with a staple, a late letter or an event are never left out
 REASONS = {
     "client_disconnect": "caller left",
     "stop_string": "stop string found",
@@ -124,28 +125,51 @@ class Ledger:
 
 
 def shorten(rows: Sequence[Row | Note], limit: int | None) -> list[Row | Note]:
-    """At most about `limit` rows (None: all): first runs of bags that tell the same shrink, then the middle goes."""
+    """At most about `limit` rows (None: all): first runs of bags that tell the same shrink, then the middle goes. Rows that
+    tell of more than ordinary letters stay, as long as they are few."""
     if limit is None or len(rows) <= limit:
         return list(rows)
-    short: list[Row | Note] = []
-    alike: list[Row] = []
-    for row in rows:
-        if isinstance(row, Row) and alike and row.story == alike[0].story:
-            alike.append(row)
-            continue
-        short += _shrink(alike)
-        alike = [row] if isinstance(row, Row) else []
-        if isinstance(row, Note):
-            short.append(row)
-    short += _shrink(alike)
+    kept = _telling(rows)
+    short = [row for part in _parts(rows, kept) for row in _shrink(part)]
     if len(short) <= limit:
         return short
     head, tail = limit - limit // 3 - 1, limit // 3
-    return [*short[:head], _gap(short[head : len(short) - tail], "more"), *short[len(short) - tail :]]
+    middle = _parts(short[head : len(short) - tail], kept, alike=False)
+    return [*short[:head], *(row for part in middle for row in _fold(part)), *short[len(short) - tail :]]
 
 
-def _shrink(alike: list[Row]) -> list[Row]:
+def _telling(rows: Sequence[Row | Note]) -> set[int]:
+    """Ids of the rows that must stay: staples, late letters and events, or without the staples, whichever are few."""
+    for fates_told in ((rec.STAPLED, LATE), (LATE,)):
+        found = {
+            id(row) for row in rows if isinstance(row, Note) or any(cell.fate in fates_told for cell in row.cells.values())
+        }
+        if len(found) <= TELLING:
+            return found
+    return set()
+
+
+def _parts(rows: Sequence[Row | Note], kept: set[int], *, alike: bool = True) -> list[list[Row | Note]]:
+    """The rows in parts that may shrink to fewer: those of one story, or (not `alike`) all between two that must stay."""
+    parts: list[list[Row | Note]] = []
+    for row in rows:
+        last = parts[-1][-1] if parts else None
+        joins = last is not None and id(row) not in kept and id(last) not in kept
+        if joins and alike:
+            joins = isinstance(row, Row) and isinstance(last, Row) and row.story == last.story
+        if joins:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+    return parts
+
+
+def _shrink(alike: list[Row | Note]) -> list[Row | Note]:
     return alike if len(alike) < ALIKE_FROM else [*alike[:3], _gap(alike[3:-2], "alike"), *alike[-2:]]
+
+
+def _fold(rows: list[Row | Note]) -> list[Row | Note]:
+    return rows if len(rows) < 2 else [_gap(rows, "more")]
 
 
 def _gap(rows: Sequence[Row | Note], how: str) -> Row:

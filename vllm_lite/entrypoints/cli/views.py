@@ -13,11 +13,11 @@ import sys
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from vllm_lite.console.mailroom import ROWS, Mailroom
-from vllm_lite.console.theme import Screen
+from vllm_lite.console.theme import DIM, Screen
 from vllm_lite.console.timeline import LINES, Overview, Waterfall
 from vllm_lite.console.totals import Totals
 from vllm_lite.entrypoints.cli.callers import read_texts
@@ -25,6 +25,7 @@ from vllm_lite.tracing.journey import RequestJourney, Run
 
 VIEWS = ("mailroom", "request", "totals")
 WATERFALLS = 3
+FOLDED = "  Bags are left out here; `trace show` with --all shows every one."
 
 
 def show(console: Console, run: Run, views: Iterable[str] = VIEWS, *, everything: bool = False) -> None:
@@ -63,7 +64,8 @@ def _mailroom(run: Run, everything: bool) -> Iterator[RenderableType]:
     if run.requests and not any(bag.letters for bag in run.bags) and any(bag.sort.num_outputs for bag in run.bags):
         yield Text("Single letters are recorded from level 2: there is no mailroom at level 1.")
     else:
-        yield Mailroom(run, None if everything else ROWS, texts=read_texts(run.path))
+        view = Mailroom(run, None if everything else ROWS, texts=read_texts(run.path))
+        yield Group(view, Text(FOLDED, DIM)) if view.folded else view
 
 
 def _requests(run: Run, everything: bool) -> Iterator[RenderableType]:
