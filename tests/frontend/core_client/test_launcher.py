@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -83,19 +84,39 @@ def test_a_time_that_is_none(config: VllmConfig, monkeypatch: pytest.MonkeyPatch
         AsyncMPClient(config)
 
 
-def test_ctrl_c_while_starting_leaves_nothing(fake_core: Callable[[str], None], config: VllmConfig, tmp_path: Path) -> None:
-    fake_core("says nothing")
+def interrupt() -> None:
+    """Ctrl-C once there is an engine core."""
+    while not children():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
 
-    def interrupt() -> None:
-        while not children():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+
+@pytest.mark.parametrize("inside", ["no loop", "asyncio.run", "a loop's own handler"])
+def test_ctrl_c_while_starting_leaves_nothing(
+    fake_core: Callable[[str], None],
+    config: VllmConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    inside: str,
+) -> None:
+    fake_core("says nothing")
+    monkeypatch.setenv(READY_TIMEOUT, "20")  # where it is not heard
+
+    async def start() -> None:
+        if inside == "a loop's own handler":
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
+        before = signal.getsignal(signal.SIGINT)
+        try:
+            AsyncMPClient(config)
+        finally:
+            assert signal.getsignal(signal.SIGINT) is before
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        AsyncMPClient(config)
+        AsyncMPClient(config) if inside == "no loop" else asyncio.run(start())
     assert children() == []
     assert sockets(tmp_path) == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_ready_brings_what_only_the_engine_core_knows(

@@ -6,8 +6,14 @@ Mirrors: vllm/v1/engine/utils.py (launch_core_engines, wait_for_engine_startup)
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -53,8 +59,12 @@ class Handshake:
         """READY of each engine core, in the order of their index.
 
         Raises what an engine core says stands in its way, else EngineStartError: one exited, speaks another protocol, or
-        was not ready within `timeout` seconds.
+        was not ready within `timeout` seconds. Ctrl-C raises KeyboardInterrupt, also where a loop is kept waiting.
         """
+        with _hearing_ctrl_c():
+            return self._wait(timeout)
+
+    def _wait(self, timeout: float) -> list[EngineCoreReadyResponse]:
         deadline = time.monotonic() + timeout
         poller = zmq.Poller()
         for source in (self._handshake, self._inputs, *self._processes.pidfds):
@@ -114,6 +124,26 @@ class Handshake:
             self._take_handshake()
         ends = "; ".join(f"engine core {index} {how}" for index, how in exited.items())
         raise EngineStartError(f"the engine could not be started: {ends}. Its last words above say why")
+
+
+@contextlib.contextmanager
+def _hearing_ctrl_c() -> Iterator[None]:
+    """A running loop's Ctrl-C cancels a task or calls somebody back, which is not before we are done: raise here as well."""
+    handler = signal.getsignal(signal.SIGINT)
+    in_loop = asyncio._get_running_loop() is not None and threading.current_thread() is threading.main_thread()
+    if not in_loop or not callable(handler):  # without a loop the handler is heard; SIG_IGN is meant
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        handler(number, frame)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _other_protocol(engine_index: int, version: int) -> EngineStartError:
