@@ -19,19 +19,18 @@ AttributeValue = str | bool | int | float | Sequence[str | int]
 PUT, STAPLED, KEPT_BACK = "p", "s", "k"
 
 
-class Record(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
-    """Base of all kinds. `STATION` is a code of `stations.STATIONS`, or "" for a process's own life.
+_LATEST = ("t_done", "t3", "t2", "t1", "ts", "t")  # whichever of these times a kind has first is its newest
 
-    `NEWEST` names the field that holds the latest of its times.
-    """
+
+class Record(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
+    """Base of all kinds. `STATION` is a code of `stations.STATIONS`, or "" for a process's own life."""
 
     STATION: ClassVar[str] = ""
-    NEWEST: ClassVar[str] = "t"
 
     @property
     def newest(self) -> int:
         """The latest monotonic time in this record, 0 where it has none."""
-        value: int | list[int] = getattr(self, self.NEWEST, 0)
+        value: int | list[int] = next((getattr(self, name) for name in _LATEST if hasattr(self, name)), 0)
         return value if isinstance(value, int) else value[-1]
 
 
@@ -59,7 +58,6 @@ class Tokenise(Record, tag=2):
     """The prompt became token ids and passed the checks."""
 
     STATION = "S2"
-    NEWEST = "t1"
     req: int
     t0: int
     t1: int
@@ -70,7 +68,6 @@ class Post(Record, tag=3):
     """An EngineCoreRequest was encoded (from t0) and handed to the socket (t1). One for each of n."""
 
     STATION = "S3"
-    NEWEST = "t1"
     req: int
     internal_id: str
     t0: int
@@ -91,7 +88,6 @@ class Sort(Record, tag=4):
     """
 
     STATION = "S8"
-    NEWEST = "t_done"
     bag: int  # counted from 0 by this front end, of those it records
     engine_index: int
     trace: str | None
@@ -115,7 +111,6 @@ class Takes(Record, tag=5):
     """Letters taken from mailboxes since the last flush, as parallel columns (level 2 and up)."""
 
     STATION = "S9"
-    NEWEST = "ts"
     reqs: list[int]
     ts: list[int]
     tokens: list[int]
@@ -168,7 +163,6 @@ class Receive(Record, tag=20):
     """The input thread got an ADD (t0), decoded and queued it (t1)."""
 
     STATION = "S4"
-    NEWEST = "t1"
     req: int
     internal_id: str
     t0: int
@@ -193,7 +187,6 @@ class Schedule(Record, tag=22):
     """Scheduler.schedule() ran from t0 to t1. Columns: sampled requests in the step and the tokens granted to each."""
 
     STATION = "S5"
-    NEWEST = "t1"
     step: int
     t0: int
     t1: int
@@ -216,7 +209,6 @@ class Execute(Record, tag=23):
     """The executor ran the step: execute_model called (t0), tokens back (t1)."""
 
     STATION = "S6"
-    NEWEST = "t1"
     step: int
     t0: int
     t1: int
@@ -230,7 +222,6 @@ class Update(Record, tag=24):
     """
 
     STATION = "S7"
-    NEWEST = "t1"
     step: int
     t0: int
     t1: int
@@ -242,7 +233,6 @@ class Send(Record, tag=25):
     """The output thread took a bag from its queue (t0), encoded (t1) and sent it (t2)."""
 
     STATION = "S7"
-    NEWEST = "t2"
     trace_id: str
     parent_span_id: str  # the step's span
     span_id: str
@@ -272,7 +262,6 @@ class Work(Record, tag=40):
     """The worker's own view of a step: inputs prepared (t1), forward pass done (t2), tokens sampled (t3)."""
 
     STATION = "S6"
-    NEWEST = "t3"
     step: int
     trace_id: str
     parent_span_id: str
@@ -291,7 +280,6 @@ class Work(Record, tag=40):
 class Phase(Record, tag=60):
     """A stretch of a process's start-up: "load_weights", "warm_up", "handshake", ..."""
 
-    NEWEST = "t1"
     name: str
     t0: int
     t1: int

@@ -9,9 +9,9 @@ from tests.tracing import make
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.canned import write_canned_run
 from vllm_lite.tracing.exporter.follow import PATIENCE_S, SETTLE_S, Follower, Tidy
-from vllm_lite.tracing.journey import load_run
+from vllm_lite.tracing.journey import RequestJourney, load_run
 from vllm_lite.tracing.recorder import Recorder
-from vllm_lite.tracing.spans import Span, run_spans
+from vllm_lite.tracing.spans import Span, request_spans, run_spans
 
 
 def polled(follower: Follower, now: float, final: bool = False) -> list[Span]:
@@ -161,6 +161,22 @@ def test_t23_a_stream_of_an_hour_costs_no_more_than_one_of_a_minute(writers: Wri
     assert (indexes, root.dropped_events) == ([*range(500), *range(2500, 3000)], 2000)
     [mailbox] = [span for span in rest if span.name == "mailbox"]
     assert (len(mailbox.events), mailbox.dropped_events) == (2000, 4000)
+    writers.close()
+
+
+def test_a_trace_that_cannot_be_told_stops_no_other(writers: Writers, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(request: RequestJourney) -> list[Span]:
+        if request.accept.req == 1:
+            raise LookupError("lost")
+        return request_spans(request)
+
+    monkeypatch.setattr("vllm_lite.tracing.exporter.follow.request_spans", broken)
+    follower = Follower(run_dir)
+    writers.write(writers.front, make.accept(1), make.accept(2), make.close(1), make.close(2))
+    spans = polled(follower, 0.0) + polled(follower, SETTLE_S)
+    assert [span.attributes["vllm_lite.request.id"] for span in spans] == ["r2"]
+    assert follower.failures == ["LookupError('lost')"]
+    assert polled(follower, 100.0, final=True) == []
     writers.close()
 
 

@@ -57,7 +57,8 @@ class Exporter:
         read_all = not self._follower.behind
         if read_all:
             self._look(final=True)
-        arrived = self._sender.close(deadline - time.monotonic()) and read_all and not self._sender.lost
+        sent = self._sender.close(deadline - time.monotonic())
+        arrived = sent and read_all and not self._sender.lost and not self._follower.failures
         if arrived and not self._keep:
             self._tidy.remove_all()
         self._report(arrived)
@@ -76,7 +77,7 @@ class Exporter:
                 self._put(batch[:size])
                 batch = batch[size:]
         self._put(batch)
-        if not self._keep:
+        if not self._keep and not self._follower.failures:
             self._tidy.after_poll(finished, self._follower.polls, self._follower.oldest, self._sender.done_until)
         return self._follower.num_records > before
 
@@ -91,13 +92,15 @@ class Exporter:
         return connect(self._settings, os.environ)
 
     def _report(self, arrived: bool) -> None:
-        sender, assembler = self._sender, self._follower.assembler
+        sender, assembler, failures = self._sender, self._follower.assembler, self._follower.failures
         dropped = sum(record.count for _, record in assembler.dropped)
         if not arrived:
             left = f"{sender.waiting + sender.lost} spans did not arrive at {self._settings.endpoint}, {sender.sent} did"
             again = f"python -m vllm_lite.tracing.exporter {self._run_dir} --endpoint {self._settings.endpoint}"
             rest = f"the spools are kept, and this finishes the job: {again}"
             print(f"vllm-lite exporter: {left} ({self._errors.text or 'no answer'}); {rest}", file=sys.stderr)
+        if failures:
+            print(f"vllm-lite exporter: {len(failures)} traces could not be made, the first for {failures[0]}", file=sys.stderr)
         if dropped or assembler.unclaimed:
             print(f"vllm-lite exporter: {dropped} records dropped, {assembler.unclaimed} unclaimed", file=sys.stderr)
 

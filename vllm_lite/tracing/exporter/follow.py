@@ -7,8 +7,9 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from vllm_lite.tracing import spool
 from vllm_lite.tracing.journey import RequestJourney, StepJourney
@@ -18,6 +19,7 @@ from vllm_lite.tracing.run_dir import remove_if_empty
 from vllm_lite.tracing.spans import Span, bag_spans, life_spans, request_spans, stay_spans, step_spans
 from vllm_lite.tracing.spans.stay import STEP_ENDS
 
+Journey = TypeVar("Journey", RequestJourney, StepJourney)
 POLL_BYTES = 1 << 20  # read between two looks at what is whole
 SETTLE_S = 1.0  # between what ends a trace and its export: for a late letter, or a record in another process's spool
 PATIENCE_S = 10.0  # for a part that should come but does not, its writer having died perhaps
@@ -30,6 +32,7 @@ class Follower:
         self.reader = RunReader(run_dir)
         self.assembler = Assembler()
         self.num_records = 0
+        self.failures: list[str] = []  # what kept a trace from being made
         self.polls = 0  # how often `poll` was called
         self._ended: dict[RequestJourney | StepJourney, float] = {}  # when its end was seen
         self._born: dict[RequestJourney | StepJourney, int] = {}  # number of the poll that found it, of those still here
@@ -49,7 +52,7 @@ class Follower:
         for request in list(assembler.requests.values()):
             self._born.setdefault(request, self.polls)
             if final or (request.close is not None and self._settled(request, _request_whole(request), now)):
-                yield request_spans(request)
+                yield self._built(request_spans, request)
                 assembler.forget_request(request)
                 self._forget(request)
             elif request.close is None:
@@ -57,7 +60,7 @@ class Follower:
         for step in list(assembler.steps.values()):
             self._born.setdefault(step, self.polls)
             if final or (step.update is not None and self._settled(step, _step_whole(step, step.update.num_bags), now)):
-                yield step_spans(step)
+                yield self._built(step_spans, step)
                 assembler.forget_step(step)
                 self._forget(step)
         assembler.bags = [bag for bag in assembler.bags if bag.step is None and bag.sort.trace is not None][-EARLY:]
@@ -75,6 +78,14 @@ class Follower:
     def oldest(self) -> int:
         """The poll that found the oldest request or step still here; records read before it are no longer needed."""
         return min(self._born.values(), default=self.polls + 1)
+
+    def _built(self, build: Callable[[Journey], list[Span]], journey: Journey) -> list[Span]:
+        """Its spans; none for one that cannot be told, which must not stop the others."""
+        try:
+            return build(journey)
+        except Exception as error:
+            self.failures.append(repr(error))
+            return []
 
     def _settled(self, item: RequestJourney | StepJourney, whole: bool, now: float) -> bool:
         return now - self._ended.setdefault(item, now) >= (SETTLE_S if whole else PATIENCE_S)
