@@ -2,7 +2,8 @@
 
 Process: engine core, from its first line to its exit code. Knows: the handshake, signals, the parent's death. Does not know:
 steps or frames. It ends by SIGTERM, by the end of the file behind FD (the parent is gone), or by a failure; Ctrl-C, which a
-terminal sends to every process of the foreground, is the parent's to answer.
+terminal sends to every process of the foreground, is the parent's to answer. SIGTERM is an orderly end, so requests in flight
+end with finish_reason "abort"; after any other end their callers get EngineDeadError.
 Mirrors: vllm/v1/engine/core.py (EngineCoreProc.run_engine_core, startup_handshake)
 """
 
