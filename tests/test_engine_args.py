@@ -5,6 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from vllm_lite import AsyncEngineArgs, EngineArgs
@@ -112,7 +113,13 @@ def test_a_step_has_room_enough_where_none_is_given(tiny_model_path: Path, optio
         ("shutdown_timeout", -1),
         ("trace_level", 9),
         ("trace_steps", "few"),
+        ("trace_dir", 5),
+        ("otlp_traces_endpoint", 5),
+        ("served_model_name", "\ud800"),
+        ("block_size", 2**70),
+        ("gpu_memory_utilization", np.float64(0.5)),
         ("additional_config", [1]),
+        ("additional_config", {"a": object()}),
     ],
 )
 def test_a_bad_option_is_refused_before_the_model_is_looked_for(
@@ -122,6 +129,14 @@ def test_a_bad_option_is_refused_before_the_model_is_looked_for(
     with pytest.raises(VLLMValidationError, match=rf"^{field} must be ") as caught:
         EngineArgs(**{"model": "tiny", field: value}).create_engine_config()
     assert caught.value.parameter == field
+
+
+@pytest.mark.parametrize("field", ["disable_log_stats", "enable_log_requests"])
+def test_what_an_async_engine_logs(tiny_model_path: Path, field: str) -> None:
+    parser = AsyncEngineArgs.add_cli_args(argparse.ArgumentParser())
+    assert getattr(AsyncEngineArgs.from_cli_args(parser.parse_args(["--" + field.replace("_", "-")])), field) is True
+    with pytest.raises(VLLMValidationError, match=f"^{field} must be "):
+        AsyncEngineArgs(str(tiny_model_path), **{field: 1}).create_engine_config()  # type: ignore[arg-type]
 
 
 def test_an_option_that_does_not_exist_is_refused() -> None:

@@ -14,6 +14,8 @@ import os
 from dataclasses import dataclass
 from typing import Any, Self
 
+import msgspec
+
 from vllm_lite.config import (
     CacheConfig,
     DeviceConfig,
@@ -147,6 +149,8 @@ class EngineArgs:
         check_number("shutdown_timeout", self.shutdown_timeout, 0.0)
         if not isinstance(self.additional_config, dict):
             raise refuse("additional_config", self.additional_config, "a dictionary")
+        for field in dataclasses.fields(self):
+            _check_wire(field.name, getattr(self, field.name))
         model = dataclasses.replace(
             unresolved,
             model_path=str(resolve_model(self.model)),
@@ -217,4 +221,22 @@ class EngineArgs:
 
 @dataclass
 class AsyncEngineArgs(EngineArgs):
-    """The options of an AsyncLLM: the same. A name of its own because vLLM users type it."""
+    """The options of an AsyncLLM: the same, and what it logs."""
+
+    disable_log_stats: bool = _option(False, "count nothing: no figures in the log, no metrics", bool)
+    enable_log_requests: bool = _option(False, "log each request that is added, fails or is given up", bool)
+
+    def create_engine_config(self) -> VllmConfig:
+        """As in EngineArgs."""
+        check_bool("disable_log_stats", self.disable_log_stats)
+        check_bool("enable_log_requests", self.enable_log_requests)
+        return super().create_engine_config()
+
+
+def _check_wire(field: str, value: object) -> None:
+    """Refuse what cannot be told to another process."""
+    try:
+        msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        kinds = "strings without lone surrogates, integers of 64 bits, floats, booleans, lists and dictionaries"
+        raise refuse(field, value, f"made of plain values: {kinds}") from None

@@ -424,6 +424,7 @@ async def test_shutdown_from_another_thread(make: Maker) -> None:
     ("options", "error", "words"),
     [
         ({"executor_class": object}, VLLMValidationError, "executor_class must be None"),
+        ({"mm_registry": object()}, VLLMValidationError, "mm_registry must be None"),
         ({"client_addresses": {}}, NotImplementedError, "several API servers"),
         ({"client_count": 2}, NotImplementedError, "several API servers"),
         ({"client_index": 1}, NotImplementedError, "several API servers"),
@@ -435,6 +436,13 @@ def test_what_cannot_be_built_is_refused(
     with pytest.raises(error, match=words):
         AsyncLLM(toy_args(tiny_model_path).create_engine_config(), **options)
     assert children() == []
+
+
+async def test_options_say_what_is_logged(make: Maker) -> None:
+    quiet, _ = make(disable_log_stats=True)
+    assert (quiet.log_stats, quiet.logger_manager, quiet.log_requests) == (False, None, False)
+    loud, _ = make(enable_log_requests=True)
+    assert (loud.log_stats, loud.logger_manager is None, loud.log_requests) == (True, False, True)
 
 
 async def test_requests_are_logged_where_wanted(make: Maker, caplog: pytest.LogCaptureFixture) -> None:

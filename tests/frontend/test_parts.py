@@ -79,6 +79,33 @@ async def test_while_the_loop_runs(elsewhere: bool) -> None:
     check_closed(parts, collector, client)
 
 
+@pytest.mark.parametrize("seconds", [None, 0.0])
+async def test_requests_in_flight_get_their_time(seconds: float | None) -> None:
+    parts, collector, client = filled()
+    parts.drain_seconds = 0.05 if seconds is None else 60.0
+    parts.handler_task = asyncio.create_task(asyncio.sleep(60))
+    await asyncio.to_thread(parts.close, seconds)  # whoever does not end within it is told that the engine is gone
+    await asyncio.gather(parts.handler_task, return_exceptions=True)
+    check_closed(parts, collector, client)
+
+
+async def test_nobody_waits_once_all_requests_have_ended() -> None:
+    parts, collector, client = filled()
+    parts.drain_seconds = 60.0
+    parts.handler_task = asyncio.create_task(asyncio.sleep(60))
+    closing = asyncio.create_task(asyncio.to_thread(parts.close))
+    assert parts.output_processor is not None
+    await asyncio.sleep(0)
+    assert client.dead_error is None
+    parts.output_processor.abort_requests(["r"], internal=True)
+    async with asyncio.timeout(30):
+        await closing
+        await asyncio.gather(parts.handler_task, return_exceptions=True)
+    output = collector.get_nowait()
+    assert output is not None
+    assert output.finished
+
+
 @pytest.mark.parametrize("broken", ["output_processor", "stamps", "renderer", "engine_core"])
 def test_everything_goes_whatever_fails(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parts, _, client = filled()

@@ -56,6 +56,7 @@ class AsyncLLM(EngineControl):
         log_stats: bool = True,
         *,
         usage_context: object | None = None,
+        mm_registry: None = None,
         log_requests: bool = False,
         start_engine_loop: bool = True,
         stat_loggers: list[StatLoggerFactory] | None = None,
@@ -64,7 +65,7 @@ class AsyncLLM(EngineControl):
         client_count: int = 1,
         client_index: int = 0,
     ) -> None:
-        _refuse_unserved(executor_class, client_addresses, (client_count, client_index))
+        _refuse_unserved(executor_class, mm_registry, client_addresses, (client_count, client_index))
         self.vllm_config = copy.deepcopy(vllm_config)  # it is completed below, and the caller may build a second engine from it
         self.model_config = self.vllm_config.model_config
         self.observability_config = self.vllm_config.observability_config
@@ -125,6 +126,8 @@ class AsyncLLM(EngineControl):
         """An engine of these options."""
         return cls(
             engine_args.create_engine_config(),
+            log_stats=not engine_args.disable_log_stats,
+            log_requests=engine_args.enable_log_requests,
             start_engine_loop=start_engine_loop,
             usage_context=usage_context,
             stat_loggers=stat_loggers,
@@ -421,21 +424,20 @@ class AsyncLLM(EngineControl):
     def shutdown(self, timeout: float | None = None) -> None:
         """End the engine's processes, in order for `timeout` seconds (5 where None), then by force. Blocks until they are gone.
 
-        Whoever still waits for an output gets EngineDeadError. May be called more than once, from any thread.
+        From another thread than the loop's, and without `timeout`, requests in flight first get --shutdown-timeout to end.
+        Whoever still waits then gets EngineDeadError. May be called more than once, from any thread.
         """
         if self._finalizer.detach():
             self._parts.close(timeout)
 
 
-def _refuse_unserved(
-    executor_class: object,
-    client_addresses: object,
-    client_place: tuple[int, int],
-) -> None:
+def _refuse_unserved(executor_class: object, mm_registry: object, client_addresses: object, place: tuple[int, int]) -> None:
     if executor_class is not None:
         accepted = "None: the engine core picks it by --distributed-executor-backend"
         raise refuse("executor_class", executor_class, accepted)
-    if client_addresses is not None or client_place != (1, 0):
+    if mm_registry is not None:
+        raise refuse("mm_registry", mm_registry, "None: multimodal prompts are not served")
+    if client_addresses is not None or place != (1, 0):
         raise NotImplementedError("several API servers on one engine are not in this release; leave client_addresses alone")
 
 

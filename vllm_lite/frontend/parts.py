@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.exceptions import EngineDeadError
@@ -31,10 +32,12 @@ class EngineParts:
         self.stamps: Stamps | None = None
         self.engine_core: EngineCoreClient | SyncEngineCoreClient | None = None
         self.handler_task: asyncio.Task[None] | None = None
+        self.drain_seconds = 0.0  # for requests in flight, where their loop runs while this closes
 
     def build_desk(self, vllm_config: VllmConfig, *, log_stats: bool) -> tuple[Renderer, OutputProcessor]:
         """Where prompts are rendered and answers sorted."""
         self.renderer = Renderer.from_config(vllm_config)
+        self.drain_seconds = vllm_config.shutdown_timeout
         stream_interval = vllm_config.scheduler_config.stream_interval
         self.output_processor = OutputProcessor(self.renderer.tokenizer, log_stats=log_stats, stream_interval=stream_interval)
         return self.renderer, self.output_processor
@@ -62,7 +65,18 @@ class EngineParts:
             if loop is None or not loop.is_running() or asyncio._get_running_loop() is loop:
                 self._end_tasks()
             else:
+                if timeout is None:
+                    self._drain()
                 loop.call_soon_threadsafe(self._end_tasks)
+
+    def _drain(self) -> None:
+        """Let requests in flight end, for `drain_seconds`; not on their own loop, which would stand still meanwhile."""
+        processor, core = self.output_processor, self.engine_core
+        deadline = time.monotonic() + self.drain_seconds
+        while processor is not None and core is not None and time.monotonic() < deadline:
+            if not processor.has_unfinished_requests() or core.dead_error is not None:
+                return
+            time.sleep(0.01)
 
     def _end_tasks(self) -> None:
         task = self.handler_task
