@@ -76,22 +76,25 @@ class SpoolWriter:
         try:
             if self._fd is None:
                 self._open()
-            self._put(frame(self._encode(records)))
+            body, lost = self._encode(records)
+            self._put(frame(body))
+            if lost:
+                self._put_dropped(lost, "a value that cannot be written")
             if self._size > self._segment_bytes:
                 self._next_segment()
         except OSError as error:
             self.failed = True
             logger.warning("tracing of this thread stops: cannot write to %s: %s", self._run_dir, error)
 
-    def _encode(self, records: Sequence[Record]) -> bytes:
-        """The records' bytes; one that cannot be written (a lone surrogate, an integer beyond 64 bits) is counted instead."""
+    def _encode(self, records: Sequence[Record]) -> tuple[bytes, int]:
+        """The records' bytes, and how many are left out: with a lone surrogate or an integer beyond 64 bits, say."""
         try:
-            return self._encoder.encode(records)
+            return self._encoder.encode(records), 0
         except Exception:
             kept = [record for record in records if self._encodes(record)]
             lost = len(records) - len(kept)
             logger.warning("tracing drops %d records that hold a value which cannot be written", lost)
-            return self._encoder.encode([*kept, Dropped(lost, "a value that cannot be written")])
+            return self._encoder.encode(kept), lost
 
     def _encodes(self, record: Record) -> bool:
         try:
@@ -135,7 +138,10 @@ class SpoolWriter:
         removed = trim(self._run_dir, self._run_bytes)
         if removed:
             reason = f"the run grew beyond {self._run_bytes} bytes; its oldest segments went: {', '.join(removed)}"
-            self._put(frame(self._encoder.encode([Dropped(len(removed), reason)])))
+            self._put_dropped(len(removed), reason)
+
+    def _put_dropped(self, count: int, reason: str) -> None:
+        self._put(frame(self._encoder.encode([Dropped(count, reason)])))
 
 
 def frame(body: bytes) -> bytes:
