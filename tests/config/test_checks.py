@@ -6,7 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vllm_lite.config.checks import check_bool, check_choice, check_int, check_mapping, check_number, check_text, refuse
+from vllm_lite.config.checks import (
+    check_bool,
+    check_choice,
+    check_int,
+    check_mapping,
+    check_number,
+    check_path,
+    check_text,
+    refuse,
+)
 from vllm_lite.exceptions import VLLMValidationError
 
 
@@ -82,6 +91,13 @@ def test_check_number_refuses_the_rest(value: Any) -> None:
 def test_check_number_refuses_other_types(value: Any) -> None:
     with pytest.raises(VLLMValidationError, match=r"^field must be a finite number >= 0 \(an int or a float\); got "):
         check_number("field", value, 0)
+
+
+@pytest.mark.parametrize("value", [5, None, "\ud800", "a\0b"])
+def test_check_path_refuses_what_names_no_file(value: Any) -> None:
+    check_path("field", "/a/b")
+    with pytest.raises(VLLMValidationError, match=r"^field must be a path "):
+        check_path("field", value)
 
 
 @pytest.mark.parametrize("value", [5, [1], "ab", {1: 2}, {None: 1}, {"a": 1, (1, 2): 3}])

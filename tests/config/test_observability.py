@@ -19,6 +19,11 @@ from vllm_lite.exceptions import VLLMValidationError
         ("trace_steps", "1.5"),
         ("trace_steps", "nan"),
         ("trace_steps", None),
+        ("trace_steps", 0.5),
+        ("trace_dir", 5),
+        ("trace_dir", "\0"),
+        ("otlp_traces_endpoint", 5),
+        ("otlp_traces_endpoint", "\ud800"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(field: str, value: Any) -> None:

@@ -59,6 +59,12 @@ def check_text(field: str, value: object, accepted: str = "a string") -> str:
     return value
 
 
+def check_path(field: str, value: object) -> None:
+    """Refuse all but a string that can name a file."""
+    if "\0" in check_text(field, value, "a path as a string"):
+        raise refuse(field, value, "a path without null characters")
+
+
 def check_mapping(field: str, value: object) -> None:
     """Refuse all but a mapping whose keys are strings."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_lite.config.checks import check_bool, check_int, refuse
+from vllm_lite.config.checks import check_bool, check_int, check_path, check_text, refuse
 
 
 @dataclass
@@ -30,14 +30,18 @@ class ObservabilityConfig:
     def __post_init__(self) -> None:
         if self.trace_level is not None:
             check_int("trace_level", self.trace_level, 0, 3)
+        if self.trace_dir is not None:
+            check_path("trace_dir", self.trace_dir)
+        if self.otlp_traces_endpoint is not None:
+            check_text("otlp_traces_endpoint", self.otlp_traces_endpoint)
         check_bool("trace_keep", self.trace_keep)
         if self.trace_steps not in ("sampled", "all", "off"):
             try:
-                in_range = 0.0 <= float(self.trace_steps) <= 1.0
-            except (TypeError, ValueError):
+                in_range = isinstance(self.trace_steps, str) and 0.0 <= float(self.trace_steps) <= 1.0
+            except ValueError:
                 in_range = False
             if not in_range:
-                raise refuse("trace_steps", self.trace_steps, "'sampled', 'all', 'off' or a ratio from 0 to 1")
+                raise refuse("trace_steps", self.trace_steps, "'sampled', 'all', 'off' or a ratio from 0 to 1, as a string")
 
     @property
     def level(self) -> int:
