@@ -14,7 +14,6 @@ from vllm_lite.config import ObservabilityConfig
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.frontend.trace_run import TraceRun
 from vllm_lite.tracing.control_page import CONTROL_FILE, ControlPage
-from vllm_lite.tracing.run_dir import create_run_dir
 
 DEAD_END = "http://127.0.0.1:1"  # nobody listens on port 1
 
@@ -36,13 +35,12 @@ def test_records_stay(tmp_path: Path) -> None:
     assert sorted(path.name for path in run.path.iterdir()) == [CONTROL_FILE, "frontend-1-loop.vlt"]
 
 
-def test_a_run_that_exists_is_joined_and_left_to_its_owner(tmp_path: Path) -> None:
-    made = create_run_dir(3, str(tmp_path / "run"))
-    run = TraceRun(ObservabilityConfig(trace_dir=str(made), otlp_traces_endpoint=DEAD_END))
-    assert run.path == made
-    assert psutil.Process().children() == []  # the owner's exporter is enough
-    run.close()
-    assert (made / CONTROL_FILE).exists()
+def test_a_second_engine_has_a_run_of_its_own(tmp_path: Path) -> None:
+    first, second = (TraceRun(ObservabilityConfig(trace_dir=str(tmp_path / "run"), trace_level=level)) for level in (1, 3))
+    assert (first.path, second.path) == (tmp_path / "run", tmp_path / "run.1")
+    second.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    first.close()
 
 
 def test_a_run_whose_owner_is_dead_is_not_continued(tmp_path: Path) -> None:

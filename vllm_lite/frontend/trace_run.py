@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_lite.config import ObservabilityConfig
-from vllm_lite.tracing.control_page import ControlPage
-from vllm_lite.tracing.process import is_alive
 from vllm_lite.tracing.run_dir import close_run_dir, create_run_dir
 
 if TYPE_CHECKING:
@@ -21,17 +19,13 @@ if TYPE_CHECKING:
 
 
 class TraceRun:
-    """Makes the run directory and, where there is an endpoint, starts its exporter; or joins the running one in `trace_dir`.
+    """Makes the run directory and, where there is an endpoint, starts its exporter.
 
-    A run that is joined belongs to whoever made it, exporter included.
+    Each engine has a run of its own: numbers of requests and bags are told apart by spool, and spools by process.
     """
 
     def __init__(self, config: ObservabilityConfig) -> None:
-        self._joined = config.trace_dir is not None and _is_running(Path(config.trace_dir))
         self._exporter: ExporterProcess | None = None
-        if config.trace_dir is not None and self._joined:
-            self.path = Path(config.trace_dir)
-            return
         self.path = _new_run_dir(config.level, config.trace_dir)
         try:
             if config.otlp_traces_endpoint is not None:
@@ -44,24 +38,11 @@ class TraceRun:
 
     def close(self) -> None:
         """Wait until the exporter has sent what there is, for its flush budget at most; then tidy up. Once is enough."""
-        if self._joined:
-            return
         exporter, self._exporter = self._exporter, None
         if exporter is not None:
             exporter.close()
         with contextlib.suppress(OSError):  # the exporter may have tidied up before
             close_run_dir(self.path)
-
-
-def _is_running(run_dir: Path) -> bool:
-    """Whether this is the directory of a run whose owner lives."""
-    try:
-        page = ControlPage.open(run_dir)
-    except (OSError, ValueError):
-        return False
-    owner = page.pid
-    page.close()
-    return is_alive(owner)
 
 
 def _new_run_dir(level: int, explicit: str | None) -> Path:
