@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 TRACEPARENT = "traceparent"
-TRACESTATE = "tracestate"
 _PATTERN = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
 

@@ -151,7 +151,7 @@ def test_t23_a_stream_of_an_hour_costs_no_more_than_one_of_a_minute(writers: Wri
         polled(follower, last)
         polled(follower, last + SETTLE_S)
         [request] = follower.assembler.requests.values()
-        shares = len(request.stays[0].shares)
+        shares = len(request.stays[0].spells[0].shares)
         return len(request.letters) + len(request.takes), shares, len(follower.assembler.steps) + len(follower.assembler.bags)
 
     assert hour(0, 1200) == hour(1200, 3000) == (2000, 1000, 0)

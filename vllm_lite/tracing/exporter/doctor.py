@@ -58,12 +58,11 @@ class Diagnosis:
         """The collector took the span."""
         return all(well for well, _ in self.looks)
 
-    def look(self, well: bool, sentence: str, remedy: str = "") -> bool:
+    def look(self, well: bool, sentence: str, remedy: str = "") -> None:
         """Note one look; `remedy` is for one that was not well."""
         self.looks.append((well, sentence))
-        if not well and remedy:
+        if not well:
             self.remedies.append(remedy)
-        return well
 
 
 def examine(endpoint: str | None = None, environ: Mapping[str, str] | None = None) -> Diagnosis:

@@ -153,11 +153,6 @@ class Stay:
         """When it was over, None while it is not (or died with the process)."""
         return self.t_finished if self.t_finished is not None else self.leave.t if self.leave else None
 
-    @property
-    def shares(self) -> list[Share]:
-        """Its part in every step, in order."""
-        return [share for spell in self.spells for share in spell.shares]
-
 
 class Take(NamedTuple):
     """The caller took a letter out of the mailbox, after it had lain there for `wait` ns."""
@@ -213,11 +208,6 @@ class RequestJourney:
     def receives(self) -> list[rec.Receive]:
         """What the engine core's input thread noted, one for each stay."""
         return [stay.receive for stay in self.stays if stay.receive is not None]
-
-    @property
-    def shares(self) -> list[Share]:
-        """Its part in every step, sample after sample."""
-        return [share for stay in self.stays for share in stay.shares]
 
     @property
     def steps(self) -> list[StepJourney]:
