@@ -89,22 +89,22 @@ def engines_up(pythons: dict[str, str], model: Path, dtype: str) -> Iterator[lis
         yield engines
 
 
-def make_batch(case: str, run: int) -> Batch:
+def make_batch(case: str, run: int, vocab_size: int) -> Batch:
     """The requests of a case: "mixed", or how many of equal length. No two runs share a prompt, so no prefix is cached."""
     rng = random.Random(f"{case}, run {run}")
     mixed = [(rng.randint(10, 100), rng.randint(5, 60)) for _ in range(24)]
     sizes = mixed if case == "mixed" else [(64, 32)] * int(case)
-    return [([rng.randrange(1000, 40000) for _ in range(prompt)], count) for prompt, count in sizes]
+    return [([rng.randrange(vocab_size) for _ in range(prompt)], count) for prompt, count in sizes]
 
 
-def measure(engines: list[Engine], cases: list[str], runs: int) -> list[dict[str, Any]]:
+def measure(engines: list[Engine], cases: list[str], runs: int, vocab_size: int) -> list[dict[str, Any]]:
     """One row for each case and engine: medians, and each run's tokens per second."""
     rows = []
     for case in cases:
         found: dict[str, list[dict[str, float]]] = {engine.kind: [] for engine in engines}
         for number in range(runs + 1):
             for engine in engines:
-                figures = engine.run(make_batch(case, number))
+                figures = engine.run(make_batch(case, number, vocab_size))
                 if number:
                     found[engine.kind].append(figures)
         for kind, figures in found.items():
@@ -177,12 +177,13 @@ def main() -> int:
     if not options.no_generate:
         pythons["generate"] = sys.executable
     model = resolve_model(options.model)
+    vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
     machine = f"{platform.machine()}, one of {os.cpu_count()} CPUs, Python {platform.python_version()}"
     print(f"{machine}, {options.model}, load average {load:.1f}")
     results: dict[str, list[dict[str, Any]]] = {}
     for dtype in options.dtypes:
         with engines_up(pythons, model, dtype) as engines:
-            rows = results[dtype] = measure(engines, options.cases, options.runs)
+            rows = results[dtype] = measure(engines, options.cases, options.runs, vocab_size)
         compare(rows, dtype)
         show(rows, dtype)
     if options.json is not None:
