@@ -17,6 +17,7 @@ from vllm_lite.tracing.stations import STATIONS
         ("timeline", "REQUEST C  cleo"),
         ("totals", "TOTALS  3 requests"),
         ("diff", "DIFF  B over A"),
+        ("top", "TOP  a canned run"),
         ("bag", "BAG 3  3 letters"),
         ("banner", "ENGINE CORE  pid 4002"),
         ("live", "36 tokens in 36 letters"),

@@ -31,14 +31,19 @@ TEXT_LEAST, TEXT_MOST = 8, 12  # cells for what a caller read
 
 
 class Mailroom:
-    """Draws a run's bags. `rows` limits how many (None: all); `first` is the number of the run's first request; `texts` are
-    what callers read at each take, by request id, for screens that have room for them."""
+    """Draws a run's bags. `rows` limits how many (None: all); `first` is the number of the run's first request, or
+    `numbers` are those of all; `texts` are what callers read at each take, by request id, for screens with room for them."""
 
     def __init__(
-        self, run: Run, rows: int | None = ROWS, first: int = 0, texts: Mapping[str, Sequence[str]] | None = None
+        self,
+        run: Run,
+        rows: int | None = ROWS,
+        first: int = 0,
+        texts: Mapping[str, Sequence[str]] | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> None:
         self.run = run
-        self.ledger = Ledger(run, first, texts)
+        self.ledger = Ledger(run, first, texts, numbers)
         self.rows = shorten(self.ledger.rows, rows)
 
     @property

@@ -62,13 +62,19 @@ class Note:
 
 
 class Ledger:
-    """The rows of a run, all of them. Its requests are numbered from `first`.
+    """The rows of a run, all of them. Its requests are numbered from `first`, or have these `numbers`.
 
     `texts` are what callers read at each take, by their own request id.
     """
 
-    def __init__(self, run: Run, first: int = 0, texts: Mapping[str, Sequence[str]] | None = None) -> None:
-        self.requests = dict(enumerate(run.requests, first))
+    def __init__(
+        self,
+        run: Run,
+        first: int = 0,
+        texts: Mapping[str, Sequence[str]] | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> None:
+        self.requests = dict(zip(numbers or range(first, first + len(run.requests)), run.requests, strict=True))
         self._texts = {number: iter((texts or {}).get(r.accept.external_id, ())) for number, r in self.requests.items()}
         self.numbers = {id(request): number for number, request in self.requests.items()}
         self.piles: Counter[int] = Counter()

@@ -14,10 +14,19 @@ import sys
 from collections.abc import Sequence
 
 from vllm_lite import __version__
-from vllm_lite.entrypoints.cli import trace_attach, trace_check, trace_diff, trace_doctor, trace_export, trace_run, trace_show
+from vllm_lite.entrypoints.cli import (
+    trace_attach,
+    trace_check,
+    trace_diff,
+    trace_doctor,
+    trace_export,
+    trace_run,
+    trace_show,
+    trace_top,
+)
 from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, EngineStartError, QueueOverflowError, VLLMClientError
 
-ACTIONS = (trace_run, trace_show, trace_check, trace_export, trace_diff, trace_attach, trace_doctor)
+ACTIONS = (trace_run, trace_show, trace_check, trace_export, trace_diff, trace_attach, trace_top, trace_doctor)
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
 
