@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,22 @@ def test_the_folder_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.Monke
     assert first != second
     assert first.parent == tmp_path
     assert first.stat().st_mode & 0o777 == 0o700
+
+
+def test_folders_of_the_dead_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    dead, elsewhere, mine = (tmp_path / name for name in (f"vllm-lite-{gone.pid}-a", f"vllm-lite-{gone.pid}-b", "vllm-lite-x"))
+    for folder in (dead, elsewhere, mine):
+        folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as refuses, socket.socket(socket.AF_UNIX) as answers:
+        refuses.bind(str(dead / "s"))
+        answers.bind(str(elsewhere / "s"))  # of a process that has its number in another namespace
+        answers.listen()
+        first, second = ipc_folder(), ipc_folder()
+    assert first.name.startswith(f"vllm-lite-{os.getpid()}-")
+    assert set(tmp_path.iterdir()) == {elsewhere, mine, first, second}
 
 
 def test_a_path_that_no_socket_could_have_is_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,25 +7,57 @@ Mirrors: vllm/utils/network_utils.py
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import socket
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import zmq
 
+from vllm_lite.tracing.process import is_alive
+
+FOLDER = re.compile(r"vllm-lite-(\d+)-\w+")
 LONGEST_FOLDER = 95  # a Unix socket's path holds 107 bytes; the file's own name takes the rest
 
 
 def ipc_folder() -> Path:
     """A new folder for socket files that only this user can enter (mode 0700); the caller removes it.
 
-    Under the system's temporary folder, or under /tmp where that path is too long for a Unix socket.
+    Under the system's temporary folder, or under /tmp where that path is too long for a Unix socket. Folders beside it whose
+    makers were killed before they could remove them go now.
     """
-    folder = Path(tempfile.mkdtemp(prefix="vllm-lite-"))
+    prefix = f"vllm-lite-{os.getpid()}-"
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
     if len(str(folder)) > LONGEST_FOLDER:
         folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="vllm-lite-", dir="/tmp"))
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+    for other in folder.parent.glob("vllm-lite-*"):
+        name = FOLDER.fullmatch(other.name)
+        if name is not None and not is_alive(int(name[1])) and not _answers(other):
+            shutil.rmtree(other, ignore_errors=True)
     return folder
+
+
+def _answers(folder: Path) -> bool:
+    """Whether somebody listens on one of its sockets: the maker may be alive in another process namespace. True as well where
+    that cannot be found out."""
+    try:
+        paths = [str(path) for path in folder.iterdir() if path.is_socket()]
+    except OSError:
+        return True
+    for path in paths:
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                continue
+            except OSError:
+                pass
+            return True
+    return False
 
 
 def make_zmq_socket(

@@ -134,8 +134,9 @@ class Inbox:
                 return
             try:
                 self._open(frames)
-            except Exception:  # a letter that cannot be read must not stop those behind it
-                logger.exception("a message from the engine core was dropped (%d bytes)", sum(map(len, frames)))
+            except Exception as error:  # a letter that cannot be read must not stop those behind it
+                size, detailed = sum(map(len, frames)), logger.isEnabledFor(logging.DEBUG)
+                logger.error("a message to the front end was dropped (%d bytes): %s", size, error, exc_info=detailed)
 
     def _open(self, frames: list[bytes]) -> None:
         if frames == [ENGINE_CORE_DEAD]:
