@@ -52,6 +52,8 @@ def test_minus_one_means_the_whole_vocabulary() -> None:
     columns = SamplingColumns(1, vocab_size=100)
     columns.set(0, SamplingParams(logprobs=-1, prompt_logprobs=3, top_k=-1), seed=0)
     assert (columns.num_logprobs[0], columns.num_prompt_logprobs[0], columns.top_k[0]) == (100, 3, 100)
+    columns.set(0, SamplingParams(logprobs=101, prompt_logprobs=2**63 - 1, top_k=2**63 - 1), seed=0)
+    assert (columns.num_logprobs[0], columns.num_prompt_logprobs[0], columns.top_k[0]) == (100, 100, 100)
 
 
 def test_uniforms_come_from_seed_and_position_alone() -> None:

@@ -64,8 +64,8 @@ class SamplingColumns:
         self.presence_penalty[row] = params.presence_penalty
         self.frequency_penalty[row] = params.frequency_penalty
         self.repetition_penalty[row] = params.repetition_penalty
-        self.num_logprobs[row] = vocab if params.logprobs == -1 else params.logprobs or 0
-        self.num_prompt_logprobs[row] = vocab if params.prompt_logprobs == -1 else params.prompt_logprobs or 0
+        self.num_logprobs[row] = _num_candidates(params.logprobs, vocab)
+        self.num_prompt_logprobs[row] = _num_candidates(params.prompt_logprobs, vocab)
         self._seed[row : row + 1] = _mix(np.array([seed % 2**64], np.uint64))
         stops = params.all_stop_token_ids if params.min_tokens > 0 else set()
         self.features[row] = (
@@ -96,6 +96,10 @@ class SamplingColumns:
         """One number in [0, 1) for each row, made of nothing but its seed and the position of the token to be chosen."""
         bits = _mix(self._seed[rows] + (positions.astype(np.uint64) + np.uint64(1)) * _STEP)
         return (bits >> np.uint64(12)).astype(np.float64) * 2.0**-52
+
+
+def _num_candidates(asked: int | None, vocab: int) -> int:
+    return vocab if asked == -1 else min(asked or 0, vocab)
 
 
 def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
