@@ -23,12 +23,14 @@ HELP = [["--help"], ["trace", "--help"], *(["trace", module.__name__.rpartition(
 
 
 @pytest.mark.parametrize("argv", HELP, ids=" ".join)
-def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert text.startswith("usage: vllm-lite")
+    assert max(map(len, text.splitlines())) <= 80
     if len(argv) == 3:
         assert f"\nexamples:\n  vllm-lite trace {argv[1]} " in text
 

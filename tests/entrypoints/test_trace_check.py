@@ -64,6 +64,13 @@ def test_more_failures_than_a_screen_holds_are_counted(run: Path, tmp_path: Path
     assert "    : 7 more" in capsys.readouterr().out
 
 
+def test_a_torn_line_is_counted(run: Path, capsys: Out) -> None:
+    with (run / "client.jsonl").open("a") as file:
+        file.write('{"request_id": "ca')
+    assert main(["trace", "check", str(run)]) == 0
+    assert "callers' records (1 torn)" in capsys.readouterr().out
+
+
 def test_without_a_callers_record_the_spools_are_checked_alone(run: Path, capsys: Out) -> None:
     (run / "client.jsonl").unlink()
     assert main(["trace", "check", str(run)]) == 0
@@ -78,4 +85,4 @@ def test_files_that_are_not_there_or_not_right(run: Path, tmp_path: Path, capsys
     said = capsys.readouterr().err.splitlines()
     assert "holds no spools" in said[0]
     assert "No such file" in said[1]
-    assert said[2].startswith("vllm-lite: --against must be a file of JSON lines (")
+    assert said[2].startswith("vllm-lite: --against must be a file of JSON lines, each with a request_id")

@@ -39,8 +39,8 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "attach",
         help="trace an engine that runs already",
         usage="vllm-lite trace attach [RUN] [options]",
-        description="Trace the requests that come to a running engine from now on, and print each that\n"
-        "ends. Ctrl-C, or the last request of --trace-count, puts the level back.",
+        description="Trace the requests that come to a running engine from now on, and print each\n"
+        "that ends. Ctrl-C, or the last request of --trace-count, puts the level back.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

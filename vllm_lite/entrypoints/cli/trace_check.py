@@ -7,7 +7,6 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from vllm_lite.config.checks import refuse
 from vllm_lite.console.figures import count
 from vllm_lite.console.theme import DIM, ERROR, STRONG, Screen, new_console
 from vllm_lite.entrypoints.cli.callers import CLIENT_FILE
-from vllm_lite.tracing.check import ClientLine, Finding, check_run
+from vllm_lite.tracing.check import ClientLine, Finding, check_run, read_lines
 from vllm_lite.tracing.journey import load_run
 
 EXAMPLES = """examples:
@@ -67,23 +66,26 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def run(args: argparse.Namespace) -> int:
     """Check it, print a table of counts and what broke a rule; 1 where one does not hold."""
     loaded = load_run(args.dir)
-    client = _client(args)
+    client, torn = _client(args)
     wanted = {RULES[flag][0] for flag in args.rules or RULES}
     findings = [finding for finding in check_run(loaded, client) if finding.rule in wanted]
     callers = "no caller's record" if client is None else count(len(client), "caller's record", "callers' records")
+    if torn:
+        callers += f" ({torn} torn)"
     facts = [count(len(loaded.requests), "request"), count(len(loaded.steps), "step"), count(len(loaded.bags), "bag"), callers]
     _print(findings, facts)
     return 0 if all(finding.ok for finding in findings) else 1
 
 
-def _client(args: argparse.Namespace) -> Sequence[ClientLine] | None:
+def _client(args: argparse.Namespace) -> tuple[Sequence[ClientLine] | None, int]:
+    """What the callers wrote, and how many of their lines cannot be read."""
     path = Path(args.against or Path(args.dir) / CLIENT_FILE)
     if not path.exists() and args.against is None:
-        return None
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except ValueError as error:
-        raise refuse("--against", str(path), f"a file of JSON lines ({error})") from None
+        return None, 0
+    lines, torn = read_lines(path)
+    if torn and not lines and args.against is not None:
+        raise refuse("--against", str(path), "a file of JSON lines, each with a request_id")
+    return lines, torn
 
 
 def _print(findings: Sequence[Finding], facts: Sequence[str]) -> None:

@@ -25,8 +25,8 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "doctor",
         help="send one span to a collector and say what came of it",
         usage="vllm-lite trace doctor [options]",
-        description="Send one span to a collector, say what came of it, and what to change where it did\n"
-        "not arrive (exit code 1). OTEL_* variables count as they do for an engine.",
+        description="Send one span to a collector, say what came of it, and what to change where it\n"
+        "did not arrive (exit code 1). OTEL_* variables count as they do for an engine.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

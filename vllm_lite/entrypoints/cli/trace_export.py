@@ -28,7 +28,7 @@ from vllm_lite.tracing.exporter.settings import read_settings
 from vllm_lite.tracing.journey import load_run
 
 EXAMPLES = """examples:
-  vllm-lite trace export RUN --jaeger run.json      for the Jaeger UI's upload tab
+  vllm-lite trace export RUN --jaeger run.json      for Jaeger's upload tab
   vllm-lite trace export RUN --perfetto run.json    for ui.perfetto.dev
   vllm-lite trace export RUN --otlp run.jsonl.gz    as collectors write files
   vllm-lite trace export RUN --html run.html --all  the screens, every bag

@@ -35,8 +35,9 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "top",
         help="watch the mailroom of a running engine",
         usage="vllm-lite trace top [RUN]",
-        description="Draw the last bags of a running engine, ten times a second at most, until Ctrl-C.\n"
-        "Meanwhile it is traced at level 2 at least. One frame where the output is no terminal.",
+        description="Draw the last bags of a running engine, ten times a second at most, until\n"
+        "Ctrl-C. Meanwhile it is traced at level 2 at least. One frame where the output\n"
+        "is no terminal.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
