@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from vllm_lite.tracing.check import check_run, read_client
+from vllm_lite.tracing.check import check_run, read_client, read_lines
 from vllm_lite.tracing.journey import Run
 
 
@@ -31,3 +31,9 @@ def test_the_callers_record(tmp_path: Path) -> None:
     assert read_client(tmp_path) is None
     (tmp_path / "client.jsonl").write_text(json.dumps({"request_id": "a"}) + "\n\n" + json.dumps({"request_id": "b"}) + "\n")
     assert read_client(tmp_path) == [{"request_id": "a"}, {"request_id": "b"}]
+
+
+def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "client.jsonl").write_bytes(b'{"request_id": "a"}\n\xff\n[]\n{}\n{"request_id": 3}\n{"request_id": "b", "tok')
+    assert read_lines(tmp_path / "client.jsonl") == ([{"request_id": "a"}], 5)
+    assert read_client(tmp_path) == [{"request_id": "a"}]

@@ -18,7 +18,7 @@ from vllm_lite.tracing.context import SpanContext
 from vllm_lite.tracing.journey import Run
 from vllm_lite.tracing.spans import run_spans
 
-__all__ = ["ClientLine", "Finding", "check_run", "engine_dead", "reachable", "read_client"]
+__all__ = ["ClientLine", "Finding", "check_run", "engine_dead", "reachable", "read_client", "read_lines"]
 
 
 def check_run(run: Run, client: Sequence[ClientLine] | None = None) -> list[Finding]:
@@ -50,4 +50,19 @@ def read_client(run_dir: Path) -> list[ClientLine] | None:
     path = run_dir / "client.jsonl"
     if not path.exists():
         return None
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return read_lines(path)[0]
+
+
+def read_lines(path: Path) -> tuple[list[ClientLine], int]:
+    """Callers' lines in a file of JSON lines, and how many others it holds: a killed front end leaves its last one torn."""
+    read, torn = [], 0
+    for text in filter(str.strip, path.read_text(encoding="utf-8", errors="replace").splitlines()):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if isinstance(line, dict) and isinstance(line.get("request_id"), str):
+            read.append(line)
+        else:
+            torn += 1
+    return read, torn

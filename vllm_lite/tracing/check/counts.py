@@ -76,18 +76,19 @@ def _against(finding: Finding, run: Run, client: Sequence[ClientLine]) -> None:
             finding.expect(unsampled, f"{line['request_id']}: its caller knows it, the spools do not know how it ended")
             continue
         close, name = request.close, _name(request)
+        takes, num_tokens = line.get("takes"), len(line.get("token_ids") or ())
         if close.left and close.left_tokens < 0:  # the caller may have taken them when the engine was gone
-            within = close.takes <= line["takes"] <= close.takes + close.left
-            finding.expect(within, f"{name} takes: caller={line['takes']}, close={close.takes}, left={close.left}")
+            within = takes in (close.takes, close.takes + close.left)
+            finding.expect(within, f"{name} takes: caller={takes}, close={close.takes}, left={close.left}")
             continue
-        finding.equal(f"{name} takes", caller=line["takes"], close=close.takes)
+        finding.equal(f"{name} takes", caller=takes, close=close.takes)
         if _level(request) >= 2 and not request.takes.skipped:
-            finding.equal(f"{name} taken", caller=len(line["token_ids"]), takes=sum(take.tokens for take in request.takes))
+            finding.equal(f"{name} taken", caller=num_tokens, takes=sum(take.tokens for take in request.takes))
         if close.outcome == "finished":
-            had = _with_left(close, "caller", len(line["token_ids"]))
+            had = _with_left(close, "caller", num_tokens)
             finding.equal(f"{name} usage", **had, close=close.num_output_tokens)
             reasons = sorted(set(close.finish_reasons)) if not close.left else [None]
-            finding.equal(f"{name} finish", caller=[line["finish_reason"]], close=reasons)
+            finding.equal(f"{name} finish", caller=[line.get("finish_reason")], close=reasons)
         if caller is not None:
             finding.equal(f"{name} trace", caller=caller.trace_id, accept=request.accept.trace_id)
     for name, request in requests.items():  # a front end that was killed took its callers with it
