@@ -97,7 +97,8 @@ async def test_stats_are_logged_where_wanted(llm: AsyncLLM, caplog: pytest.LogCa
 
 
 async def test_what_is_not_served_says_so(llm: AsyncLLM) -> None:
-    for call in (llm.notify_kv_transfer_request_rejected("r", {}), llm.add_lora(object())):
+    lora = (llm.add_lora(object()), llm.remove_lora(1), llm.list_loras(), llm.pin_lora(1))
+    for call in (llm.notify_kv_transfer_request_rejected("r", {}), *lora):
         with pytest.raises(NotImplementedError, match=r"\w+ \w+ \w+"):
             await call
 
@@ -124,6 +125,19 @@ def answering(llm: AsyncLLM, name: str = "r", count: int = 30) -> asyncio.Task[R
 async def has_begun(llm: AsyncLLM) -> None:
     while not any(not state.is_prefilling for state in llm.output_processor.request_states.values()):  # noqa: ASYNC110
         await asyncio.sleep(0)
+
+
+async def test_waiting_until_nothing_is_in_flight(llm: AsyncLLM) -> None:
+    await llm.pause_generation(mode="keep")
+    task = answering(llm)
+    while not llm.get_num_unfinished_requests():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    with pytest.raises(TimeoutError):
+        await llm.wait_for_requests_to_drain(0.03)
+    await llm.resume_generation()
+    await llm.wait_for_requests_to_drain()
+    llm.shutdown()  # whoever has not read yet has lost nothing
+    assert len((await task).outputs[0].token_ids) == 30
 
 
 async def test_a_pause_that_aborts(llm: AsyncLLM) -> None:

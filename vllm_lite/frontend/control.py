@@ -7,6 +7,7 @@ Mirrors: vllm/v1/engine/async_llm.py (its control methods)
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, get_args
 
 from vllm_lite.config.checks import check_bool, check_choice, check_int, refuse
@@ -122,6 +123,13 @@ class EngineControl(EngineClient):
         answers = await self.engine_core.call_utility_all_async("collective_rpc", method, timeout, args, kwargs or {})
         return [result for answer in answers for result in answer]
 
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Come back when no request is in flight; TimeoutError after `drain_timeout` seconds. New ones are still taken in."""
+        processor = self._parts.output_processor
+        async with asyncio.timeout(drain_timeout):
+            while processor is not None and processor.has_unfinished_requests():  # noqa: ASYNC110  (asked once, at the end)
+                await asyncio.sleep(0.01)
+
     # ---- pauses and memory -------------------------------------------------------------------------------------------------
 
     async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
@@ -174,5 +182,17 @@ class EngineControl(EngineClient):
         raise NotImplementedError("KV caches are not transferred between engines")
 
     async def add_lora(self, lora_request: object) -> bool:
+        """Not served."""
+        raise NotImplementedError("LoRA adapters are not served")
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Not served."""
+        raise NotImplementedError("LoRA adapters are not served")
+
+    async def list_loras(self) -> set[int]:
+        """Not served."""
+        raise NotImplementedError("LoRA adapters are not served")
+
+    async def pin_lora(self, lora_id: int) -> bool:
         """Not served."""
         raise NotImplementedError("LoRA adapters are not served")

@@ -11,6 +11,9 @@ import time
 from dataclasses import dataclass, field
 
 from vllm_lite.wire.messages import EngineCoreEventType, EngineCoreOutput, FinishReason
+from vllm_lite.wire.stats import SchedulerStats
+
+__all__ = ["FinishedRequestStats", "IterationStats", "RequestStateStats", "SchedulerStats"]
 
 
 @dataclass(slots=True)
