@@ -13,7 +13,6 @@ import re
 import sys
 from pathlib import Path
 
-from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
@@ -40,8 +39,8 @@ HELP = {
     "perfetto": "Chrome's trace JSON: rows of processes and requests, letters as arrows",
 }
 WIDTH = 120
-# Rich's own picture would have its viewer fetch letter shapes from the network.
-SVG_FORMAT = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+# Rich's picture would have its viewer fetch letter shapes from the network.
+FONT_FACE = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 
 
 def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -97,8 +96,8 @@ def _draw(args: argparse.Namespace, console: Console) -> None:
         args.html.write_text(page, encoding="utf-8")
         console.print(Text(f"a page in {args.html}"), soft_wrap=True)
     if args.svg:
-        title = f"vllm-lite trace show {args.dir}"
-        args.svg.write_text(paper.export_svg(title=title, theme=SVG_EXPORT_THEME, code_format=SVG_FORMAT), encoding="utf-8")
+        picture = paper.export_svg(title=f"vllm-lite trace show {args.dir}", theme=SVG_EXPORT_THEME)
+        args.svg.write_text(FONT_FACE.sub("", picture), encoding="utf-8")
         console.print(Text(f"a picture in {args.svg}"), soft_wrap=True)
 
 
