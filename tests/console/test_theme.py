@@ -56,6 +56,12 @@ def test_a_title_reaches_the_right_edge() -> None:
     assert Screen.of(screen(12)).heading("Act 1 of 4").plain == "== Act 1 ..."
 
 
+@pytest.mark.parametrize(("columns", "width"), [("0", 20), ("7", 20), ("90", 90), ("9" * 30, 500)])
+def test_a_width_is_within_reason(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert new_console().width == width
+
+
 def test_commands_print_what_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
     new_console(width=40).print("[bold]:smile: 12 http://x[/bold]")
     assert capsys.readouterr().out == "[bold]:smile: 12 http://x[/bold]\n"

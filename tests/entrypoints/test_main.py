@@ -3,6 +3,9 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +21,7 @@ from vllm_lite.exceptions import (
     UnsupportedModelError,
     VLLMValidationError,
 )
+from vllm_lite.tracing.canned import write_canned_run
 
 HELP = [["--help"], ["trace", "--help"], *(["trace", module.__name__.rpartition("_")[2], "--help"] for module in ACTIONS)]
 
@@ -72,7 +76,12 @@ def test_unknown_things_are_refused(argv: list[str], capsys: pytest.CaptureFixtu
     [
         *((VLLMValidationError("top_p must be a number"), 2), (UnsupportedModelError("no such model"), 2)),
         *((FileNotFoundError("nothing there"), 2), (NotADirectoryError("a file"), 2), (PermissionError("not yours"), 2)),
-        *((IsADirectoryError("a folder"), 2), (EngineStartError("it ended"), 1)),
+        *(
+            (IsADirectoryError("a folder"), 2),
+            (FileExistsError("a file"), 2),
+            (OSError("full"), 1),
+            (EngineStartError("it ended"), 1),
+        ),
         *((EngineDeadError("it is dead"), 1), (EngineGenerateError("failed"), 1), (QueueOverflowError("full"), 1)),
         (KeyboardInterrupt(), 130),
     ],
@@ -90,6 +99,19 @@ def test_errors_are_one_line_and_an_exit_code(
     assert main([]) == code
     said = str(error) or "interrupted"
     assert capsys.readouterr().err == f"vllm-lite: {said}\n"
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    run = write_canned_run(tmp_path / "run")
+    with open("/dev/full", "w", encoding="ascii") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "vllm_lite.entrypoints.cli.main", "trace", "check", str(run)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (1, "vllm-lite: [Errno 28] No space left on device\n")
 
 
 def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

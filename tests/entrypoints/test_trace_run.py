@@ -86,9 +86,9 @@ def test_habits_share_a_caller_where_there_are_too_few() -> None:
         *((["--abort-after", "0"], "--abort-after"), (["--stop", ""], "stop"), (["--temperature", "-1"], "temperature")),
         *((["--max-tokens", "-1"], "max_tokens"), (["--traceparent", "00-zz"], "--traceparent")),
         *((["--slow-requests", "2"], "--slow-requests"), (["--requests", "3", "--stop-requests", "4"], "--stop-requests")),
-        (["--abort-requests", "0"], "--abort-requests"),
+        *((["--abort-requests", "0"], "--abort-requests"), (["\udcff"], "PROMPT"), (["--stop", "\udcff"], "stop")),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=lambda value: ascii(" ".join(value)) if isinstance(value, list) else "",
 )
 def test_bad_values_are_refused_by_name(argv: list[str], named: str) -> None:
     with pytest.raises(VLLMValidationError, match=f"^{named} must be"):

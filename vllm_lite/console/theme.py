@@ -47,6 +47,9 @@ UNICODE = Glyphs(" ▁▂▃▄▅▆▇", "▆", "─", "━", "┊", "│", "�
 ASCII = Glyphs(" .:-=+*#", "#", "-", "=", "|", "|", ">", "...", "<", ">", ".", ":", "#", "*", ".+#")
 
 
+NARROWEST, WIDEST = 20, 500  # cells
+
+
 class Screen(NamedTuple):
     """What a view may use: `width` cells, its glyphs, and whether colours tell things apart."""
 
@@ -113,4 +116,7 @@ def request_style(index: int) -> str:
 
 def new_console(*, stderr: bool = False, width: int | None = None) -> Console:
     """A console as every command and demo uses it: no guessing at markup, numbers or emoji in what is printed."""
-    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
+    console = Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
+    if not NARROWEST <= console.width <= WIDEST:  # COLUMNS may hold anything
+        console.width = min(max(console.width, NARROWEST), WIDEST)
+    return console

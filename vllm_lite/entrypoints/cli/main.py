@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, EngineSta
 
 ACTIONS = (trace_run, trace_show, trace_check, trace_export, trace_diff, trace_attach, trace_top, trace_doctor)
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+WRONG_PATHS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -56,8 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.parser.error(_unknown(args.parser, unknown))
     try:
         code: int = args.run(args)
-    except (VLLMClientError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+    except (VLLMClientError, *WRONG_PATHS) as error:
         return _complain(error, REFUSED)
+    except OSError as error:  # a full disk, for one
+        _release_stdout()
+        return _complain(error, FAILED)
     except (EngineStartError, EngineDeadError, EngineGenerateError, QueueOverflowError) as error:
         return _complain(error, FAILED)
     except KeyboardInterrupt:
@@ -70,6 +75,14 @@ def _unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
     options = re.findall(r"--[a-z][\w-]*", parser.format_help())
     close = difflib.get_close_matches(words[0], options, n=1)
     return f"unrecognized arguments: {' '.join(words)}" + (f" (did you mean {close[0]}?)" if close else "")
+
+
+def _release_stdout() -> None:
+    """What cannot be written now would be tried again when the interpreter ends, with a traceback."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(error: object, code: int) -> int:

@@ -11,7 +11,7 @@ import itertools
 from pathlib import Path
 from typing import cast
 
-from vllm_lite.config.checks import check_int, check_number, refuse
+from vllm_lite.config.checks import check_int, check_number, check_text, refuse
 from vllm_lite.console.theme import new_console, request_name
 from vllm_lite.engine_args import AsyncEngineArgs
 from vllm_lite.entrypoints.cli.callers import Call
@@ -107,7 +107,7 @@ def plan(args: argparse.Namespace) -> list[Call]:
 
     Raises VLLMValidationError naming the option.
     """
-    prompts = args.prompts or PROMPTS
+    prompts = [check_text("PROMPT", prompt) for prompt in args.prompts] or PROMPTS
     total = args.requests if args.requests is not None else len(args.prompts) or 1
     check_int("--requests", total, 1)
     if args.traceparent is not None and parse_traceparent(args.traceparent) is None:
