@@ -56,6 +56,12 @@ def test_minus_one_means_the_whole_vocabulary() -> None:
     assert (columns.num_logprobs[0], columns.num_prompt_logprobs[0], columns.top_k[0]) == (100, 100, 100)
 
 
+def test_numbers_that_float32_cannot_hold() -> None:
+    columns = SamplingColumns(1, vocab_size=100)
+    columns.set(0, SamplingParams(temperature=1e308, repetition_penalty=1e308), seed=0)
+    assert columns.temperature[0] == columns.repetition_penalty[0] == np.finfo(np.float32).max
+
+
 def test_uniforms_come_from_seed_and_position_alone() -> None:
     columns = SamplingColumns(4, vocab_size=10)
     for row, seed in enumerate([5, 5, 6, -1]):

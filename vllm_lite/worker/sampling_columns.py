@@ -22,6 +22,7 @@ EDITED = 8  # logit_bias, allowed_token_ids, bad_words or min_tokens
 LOGPROBS = 16
 PROMPT_LOGPROBS = 32
 
+_MOST = float(np.finfo(np.float32).max)
 _MIX_1, _MIX_2, _STEP = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -57,13 +58,13 @@ class SamplingColumns:
     def set(self, row: int, params: SamplingParams, seed: int) -> None:
         """Fill a row. `seed` stands for the request's own randomness, given or drawn."""
         vocab = self._vocab_size
-        self.temperature[row] = params.temperature
+        self.temperature[row] = min(params.temperature, _MOST)
         self.top_k[row] = min(params.top_k or vocab, vocab)
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
         self.presence_penalty[row] = params.presence_penalty
         self.frequency_penalty[row] = params.frequency_penalty
-        self.repetition_penalty[row] = params.repetition_penalty
+        self.repetition_penalty[row] = min(params.repetition_penalty, _MOST)
         self.num_logprobs[row] = _num_candidates(params.logprobs, vocab)
         self.num_prompt_logprobs[row] = _num_candidates(params.prompt_logprobs, vocab)
         self._seed[row : row + 1] = _mix(np.array([seed % 2**64], np.uint64))
