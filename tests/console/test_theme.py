@@ -56,7 +56,7 @@ def test_a_title_reaches_the_right_edge() -> None:
     assert Screen.of(screen(12)).heading("Act 1 of 4").plain == "== Act 1 ..."
 
 
-@pytest.mark.parametrize(("columns", "width"), [("0", 20), ("7", 20), ("90", 90), ("9" * 30, 500)])
+@pytest.mark.parametrize(("columns", "width"), [("0", 80), ("7", 20), ("90", 90), ("9" * 30, 500)])
 def test_a_width_is_within_reason(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     assert new_console().width == width

@@ -47,7 +47,7 @@ UNICODE = Glyphs(" ▁▂▃▄▅▆▇", "▆", "─", "━", "┊", "│", "�
 ASCII = Glyphs(" .:-=+*#", "#", "-", "=", "|", "|", ">", "...", "<", ">", ".", ":", "#", "*", ".+#")
 
 
-NARROWEST, WIDEST = 20, 500  # cells
+NARROWEST, USUAL, WIDEST = 20, 80, 500  # cells
 
 
 class Screen(NamedTuple):
@@ -117,6 +117,6 @@ def request_style(index: int) -> str:
 def new_console(*, stderr: bool = False, width: int | None = None) -> Console:
     """A console as every command and demo uses it: no guessing at markup, numbers or emoji in what is printed."""
     console = Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
-    if not NARROWEST <= console.width <= WIDEST:  # COLUMNS may hold anything
-        console.width = min(max(console.width, NARROWEST), WIDEST)
+    if not NARROWEST <= console.width <= WIDEST:  # COLUMNS may hold anything; 0 says that nobody knows
+        console.width = min(max(console.width or USUAL, NARROWEST), WIDEST)
     return console
