@@ -21,7 +21,10 @@ class FakeClient(EngineCoreClient):
     """`added` and `aborts` are what was sent. While `gate` is set and closed, sends of requests wait there."""
 
     def __init__(self) -> None:
-        self.ready = [EngineCoreReadyResponse(PROTOCOL_VERSION, 0, 1, 512, 100, 16, "int64", "cpu", 320, "fake")]
+        tasks = ["generate", "embed"]
+        self.ready = [
+            EngineCoreReadyResponse(PROTOCOL_VERSION, 0, 1, 512, 100, 16, "int64", "cpu", 320, "fake", supported_tasks=tasks)
+        ]
         self.added: list[EngineCoreRequest] = []
         self.aborts: list[tuple[list[str], str, dict[str, str]]] = []
         self.gate: asyncio.Event | None = None
@@ -67,8 +70,7 @@ class FakeClient(EngineCoreClient):
         self.aborts.append((list(request_ids), reason, dict(trace_headers or {})))
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
-        assert method == "get_supported_tasks"
-        return ["generate", "embed"]
+        raise NotImplementedError(method)
 
     async def ping_async(self, seconds: float) -> None:
         raise NotImplementedError

@@ -95,7 +95,7 @@ GOLDEN: dict[str, tuple[Any, str]] = {
     "init": (EngineInit(["ipc://in"], ["ipc://out"], b"\x80"), "9491a86970633a2f2f696e91a96970633a2f2f6f7574c40180c0"),
     "ready": (
         EngineCoreReadyResponse(1, 0, 4242, 4096, 100, 16, "float32", "cpu", 320, "uni"),
-        "9f0100cd1092cd10006410a7666c6f61743332a3637075cd0140a3756e69010000a0cb0000000000000000",
+        "dc00100100cd1092cd10006410a7666c6f61743332a3637075cd0140a3756e69010000a0cb000000000000000090",
     ),
     "start failed": (
         EngineStartFailed("UnsupportedModelError", "why"),

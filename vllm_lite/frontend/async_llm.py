@@ -75,7 +75,6 @@ class AsyncLLM(EngineControl):
         self._parts = EngineParts()
         self._finalizer = weakref.finalize(self, EngineParts.close, self._parts)
         self._warned_of_headers = False
-        self._supported_tasks: tuple[str, ...] | None = None
         try:
             self._build()
             self._build_loggers(custom, default=log_stats, aggregate=aggregate_engine_logging)
@@ -386,9 +385,7 @@ class AsyncLLM(EngineControl):
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """What the model can be asked for: "generate", "embed"."""
-        if self._supported_tasks is None:
-            self._supported_tasks = tuple(await self.engine_core.call_utility_async("get_supported_tasks"))
-        return self._supported_tasks
+        return tuple(self.engine_core.ready[0].supported_tasks)
 
     def get_num_unfinished_requests(self) -> int:
         """Requests in the engine, each of n > 1 counted."""

@@ -203,6 +203,7 @@ class EngineCoreReadyResponse(msgspec.Struct, array_like=True):
     weights_bytes: int = 0
     attention_backend: str = ""
     load_seconds: float = 0.0
+    supported_tasks: list[str] = []  # what requests may ask for: "generate", "embed"
 
 
 class EngineLoad(msgspec.Struct, array_like=True):

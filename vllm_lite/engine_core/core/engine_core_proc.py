@@ -137,6 +137,7 @@ class EngineCoreProc(EngineCore):
             info["weights_bytes"],
             info["attention_backend"],
             info["load_seconds"],
+            self.get_supported_tasks(),
         )
 
     # ---- the loop ------------------------------------------------------------------------------------------------------------

@@ -107,4 +107,5 @@ def _ready(vllm_config: VllmConfig, core: Any) -> EngineCoreReadyResponse:
         vllm_config.model_config.vocab_size,
         vllm_config.parallel_config.distributed_executor_backend,
         attention_backend=info["attention_backend"],
+        supported_tasks=core.get_supported_tasks(),
     )
