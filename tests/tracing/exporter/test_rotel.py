@@ -1,4 +1,4 @@
-"""A collector that is not ours, where it is installed (`pip install rotel`): it takes our spans and passes them on."""
+"""A collector that is not ours takes our spans and passes them on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+import rotel
 
 from tests.tracing.receiver import GRPC, HTTP, attributes, receiver
 from vllm_lite.tracing.export import Sent, send
@@ -17,8 +18,6 @@ from vllm_lite.tracing.exporter.doctor import examine
 from vllm_lite.tracing.exporter.settings import read_settings
 from vllm_lite.tracing.journey import Run
 from vllm_lite.tracing.spans import run_spans
-
-rotel = pytest.importorskip("rotel")
 
 
 def free_port() -> int:
