@@ -33,10 +33,11 @@ soak: $(VENV)/.ready
 		--stop "." --stop "," --stop-requests 3 --abort-after 20 --abort-requests 3 --out $(SOAK)
 	@$(BIN)/vllm-lite trace check $(SOAK)
 
+# The engine first: it refuses a busy machine, and the others would make it one.
 bench: $(VENV)/.ready-dev
+	@$(BIN)/python benchmarks/engine.py
 	@$(BIN)/python benchmarks/startup.py
 	@$(BIN)/python benchmarks/death.py
-	@$(BIN)/python benchmarks/engine.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
