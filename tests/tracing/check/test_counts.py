@@ -181,6 +181,8 @@ def test_a_letter_for_a_request_that_was_not_in_the_step() -> None:
     assert counts.steps(make.run(*begun, (core, make.schedule(0, 50, {1: 1})), *rest)).ok
     finding = counts.steps(make.run(*begun, (core, make.schedule(0, 50, {})), *rest))
     assert finding.failures == ["bag 0: 1 letters for requests that were not in its step"]
+    let_in_while_off = (process, make.close(level=0))
+    assert counts.steps(make.run(*begun, (core, make.schedule(0, 50, {})), *rest, let_in_while_off)).ok
 
 
 def test_only_a_killed_engine_core_may_leave_a_bag_without_its_step() -> None:
@@ -233,6 +235,13 @@ def test_nothing_lost() -> None:
 def test_a_torn_frame_belongs_to_a_process_that_was_killed(dead: Run) -> None:
     assert dead.torn == 1
     assert counts.nothing_lost(dead).ok
+
+
+@pytest.mark.parametrize(("steps", "died", "ok"), [(2, True, True), (3, True, False), (1, False, False)])
+def test_a_killed_core_takes_the_steps_in_flight_along(steps: int, died: bool, ok: bool) -> None:
+    core, worker = make.core(threads={"main": not died}), make.worker(threads={"rank0": True})
+    works = [(worker, make.work(step, 10, 20)) for step in range(1, 1 + steps)]
+    assert counts.nothing_lost(make.run((core, make.schedule(0, 0, {1: 1})), *works)).ok is ok
 
 
 def test_a_front_end_that_was_killed_took_its_callers_with_it() -> None:

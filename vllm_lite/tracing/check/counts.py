@@ -15,6 +15,7 @@ from vllm_lite.tracing.context import parse_traceparent
 from vllm_lite.tracing.journey import RequestJourney, Run
 
 ClientLine = dict[str, Any]
+STEPS_IN_FLIGHT = 2  # of one engine core at most
 
 
 def one_close(run: Run) -> Finding:
@@ -126,7 +127,9 @@ def steps(run: Run) -> Finding:
         if bag.step is None:
             continue
         members = {id(request) for request in bag.step.requests}
-        strangers = sum(letter.request is not None and id(letter.request) not in members for letter in bag.letters)
+        # Where tracing was off for a while, the engine core may have let a request in without noting it.
+        known = [letter.request for letter in bag.letters if letter.request is not None and _level(letter.request) > 0]
+        strangers = sum(id(request) not in members for request in known)
         finding.expect(strangers == 0, f"bag {bag.sort.bag}: {strangers} letters for requests that were not in its step")
     lost = [bag for bag in run.bags if bag.send is None and bag.sort.trace is not None]
     died = sum(process.died and process.role == "engine-core" for process in run.processes)
@@ -178,7 +181,10 @@ def nothing_lost(run: Run) -> Finding:
     threads = sum(len(process.threads) for process in run.processes if not process.ended)
     finding.expect(run.torn <= threads, f"{run.torn} spools end in the middle of a frame, {threads} without a farewell")
     finding.expect(run.unknown == 0, f"{run.unknown} records are of a newer version")
-    finding.expect(run.unclaimed == 0, f"{run.unclaimed} records belong to nothing")
+    killed = any(process.died and process.role == "engine-core" for process in run.processes)
+    workers = sum(process.role == "worker" for process in run.processes)
+    in_flight = STEPS_IN_FLIGHT * workers if killed else 0  # recorded by workers before the core wrote its own part down
+    finding.expect(run.unclaimed <= in_flight, f"{run.unclaimed} records belong to nothing")
     for _, dropped in run.dropped:
         finding.expect(False, f"{dropped.count} dropped: {dropped.reason}")
     return finding
