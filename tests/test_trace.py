@@ -90,7 +90,7 @@ async def test_record_around_an_engine_of_its_own(tiny_model_path: Path, tmp_pat
         engine = AsyncLLM.from_engine_args(toy_args(tiny_model_path))
         await answer(engine, "a")
         engine.shutdown()
-    assert [(row.id, row.output_tokens, row.takes) for row in run.requests] == [("a", 5, 5)]
+    assert [(row.id, row.output_tokens, row.puts) for row in run.requests] == [("a", 5, 5)]
     assert run.journey.unclaimed == 0
     assert "VLLM_LITE_TRACE_LEVEL" not in os.environ
 

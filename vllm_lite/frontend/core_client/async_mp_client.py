@@ -24,7 +24,7 @@ from vllm_lite.config.checks import refuse
 from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.core_client.client import Bag, EngineCoreClient, Posted
 from vllm_lite.frontend.core_client.inbox import Inbox
-from vllm_lite.frontend.core_client.launcher import Handshake, identity_of
+from vllm_lite.frontend.core_client.launcher import Handshake, hearing_ctrl_c, identity_of
 from vllm_lite.frontend.core_client.processes import EngineProcesses
 from vllm_lite.wire.messages import (
     EngineCoreAbort,
@@ -58,8 +58,9 @@ class BackgroundResources:
         handshake = self._bind(zmq.ROUTER, "handshake")
         try:
             init = EngineInit([self._address("inputs")], [self._address("outputs")], msgspec.msgpack.encode(vllm_config))
-            self.processes.start(self._address("handshake"), indexes)
-            return Handshake(handshake, self.inputs, self.processes, init).wait(float(timeout))
+            with hearing_ctrl_c():
+                self.processes.start(self._address("handshake"), indexes)
+                return Handshake(handshake, self.inputs, self.processes, init).wait(float(timeout))
         finally:
             handshake.close(linger=1000)
 

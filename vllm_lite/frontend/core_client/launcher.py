@@ -59,12 +59,8 @@ class Handshake:
         """READY of each engine core, in the order of their index.
 
         Raises what an engine core says stands in its way, else EngineStartError: one exited, speaks another protocol, or
-        was not ready within `timeout` seconds. Ctrl-C raises KeyboardInterrupt, also where a loop is kept waiting.
+        was not ready within `timeout` seconds.
         """
-        with _hearing_ctrl_c():
-            return self._wait(timeout)
-
-    def _wait(self, timeout: float) -> list[EngineCoreReadyResponse]:
         deadline = time.monotonic() + timeout
         poller = zmq.Poller()
         for source in (self._handshake, self._inputs, *self._processes.pidfds):
@@ -127,8 +123,11 @@ class Handshake:
 
 
 @contextlib.contextmanager
-def _hearing_ctrl_c() -> Iterator[None]:
-    """A running loop's Ctrl-C cancels a task or calls somebody back, which is not before we are done: raise here as well."""
+def hearing_ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt although a loop is kept waiting.
+
+    A running loop's Ctrl-C cancels a task or calls somebody back, which is not before we are done: raise here as well.
+    """
     handler = signal.getsignal(signal.SIGINT)
     in_loop = asyncio._get_running_loop() is not None and threading.current_thread() is threading.main_thread()
     if not in_loop or not callable(handler):  # without a loop the handler is heard; SIG_IGN is meant

@@ -16,8 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +41,12 @@ class EngineProcesses:
         self._ending = threading.RLock()  # reentrant: garbage collection may call close() anywhere
 
     def start(self, handshake_address: str, indexes: Sequence[int]) -> None:
-        """Start engine cores of these indexes. In a process group of their own, so that Ctrl-C reaches them through us.
-
-        A thread does it: there no Ctrl-C can come between a child's birth and its entry in our list.
-        """
+        """Start engine cores of these indexes. In a process group of their own, so that Ctrl-C reaches them through us."""
         read_end, self._death_fd = os.pipe()
         try:
-            with ThreadPoolExecutor(1) as pool:
+            with _ctrl_c_waits():
                 for index in indexes:
-                    pool.submit(self._start, handshake_address, index, read_end).result()
+                    self._start(handshake_address, index, read_end)
         finally:
             os.close(read_end)
 
@@ -136,6 +133,23 @@ class EngineProcesses:
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(deadline - time.monotonic(), 0))
+
+
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Ctrl-C takes effect at the end of the block: none comes between a child's birth and its entry in our list."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        handler(*came[0])
 
 
 def _ending(code: int) -> str:
