@@ -6,8 +6,9 @@ from tests.console.screens import Golden, lines, render, without_styles
 from tests.console.story import MS, US, Caller, Teller, crowd, short_story
 from vllm_lite.console.demo import canned_run
 from vllm_lite.console.passage import STOPS, WIRE
-from vllm_lite.console.totals import Totals, durations
+from vllm_lite.console.totals import Totals
 from vllm_lite.tracing import records as rec
+from vllm_lite.tracing.journey.times import station_times
 from vllm_lite.tracing.stations import STATIONS
 
 
@@ -56,7 +57,7 @@ def test_what_was_not_recorded_is_told() -> None:
 
 
 def test_each_station_with_its_figures() -> None:
-    found = durations(Teller([Caller(answer=2)]).tell())
+    found = station_times(Teller([Caller(answer=2)]).tell())
     assert list(found) == list(STOPS)
     assert found["S5"] == [129 * US, 129 * US]
     assert found[WIRE] == [100 * US, 100 * US]
@@ -73,7 +74,7 @@ def test_the_table_says_what_happens_where_there_is_room() -> None:
 
 def test_steps_that_are_shared_count_once() -> None:
     run = short_story()
-    assert len(durations(run)["S6"]) == len(run.steps) == 9
+    assert len(station_times(run)["S6"]) == len(run.steps) == 9
 
 
 def test_an_empty_run() -> None:

@@ -24,10 +24,7 @@ from vllm_lite.console.passage import (
     WIRE,
     WIRE_IN,
     Stop,
-    bag_intervals,
     first_token,
-    request_intervals,
-    step_intervals,
     time_span,
 )
 from vllm_lite.console.rows import REASONS, fates
@@ -35,11 +32,11 @@ from vllm_lite.console.theme import DIM, ERROR, PROCESS_NAMES, PROCESS_STYLES, S
 from vllm_lite.console.timeline import ending
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import LATE, Run
+from vllm_lite.tracing.journey.times import station_times
 from vllm_lite.tracing.stations import STATIONS
 
 LABEL = 13
 MEANING_FROM = 110  # narrower screens leave the stations' meaning out
-PER_REQUEST = ("S1", "S2", "S3", WIRE_IN, "S4", QUEUED, PREFILL, DECODE, "S9", ABORT)
 
 
 class Totals:
@@ -123,27 +120,8 @@ def _faults(run: Run) -> Iterator[tuple[str, str, str]]:
         yield "not recorded", "; ".join(lost), ERROR
 
 
-def durations(run: Run) -> dict[str, list[int]]:
-    """Sorted nanoseconds of every visit, by stop: of requests, of steps (S5, S6) and of bags (S7, wire, S8)."""
-    found: dict[str, list[int]] = {key: [] for key in STOPS}
-    for request in run.requests:
-        intervals = request_intervals(request)
-        for key in PER_REQUEST:
-            found[key] += [t1 - t0 for t0, t1 in intervals[key]]
-    for step in run.steps:
-        for key, (t0, t1) in step_intervals(step).items():
-            found[key].append(t1 - t0)
-    for bag in run.bags:
-        intervals_of_bag = bag_intervals(bag)
-        for key in ("S7", WIRE, "S8"):
-            if key in intervals_of_bag:
-                t0, t1 = intervals_of_bag[key]
-                found[key].append(t1 - t0)
-    return {key: sorted(values) for key, values in found.items()}
-
-
 def _stations(run: Run, screen: Screen) -> Iterator[Text]:
-    figures_of = durations(run)
+    figures_of = {stop: sorted(values) for stop, values in station_times(run).items()}
     head = "station".ljust(LABEL) + "times".rjust(7)
     for name in ("mean ms", "p50 ms", "p99 ms", "total ms"):
         head += name.rjust(11)
