@@ -1,127 +1,84 @@
 """Scheduler CPU per request and step: schedule() and update_from_output(), with prefix cache, preemption and statistics on.
 
-    python benchmarks/scheduler.py [--running 256] [--steps 400] [--rounds 5]
+    python benchmarks/scheduler.py [--peer-python PYTHON] [--running 256] [--steps 400] [--rounds 5]
 
 Prompts of 256 tokens share beginnings of 128, answers are 64 to 512 tokens long, and newcomers replace whoever has ended.
 "roomy" has blocks for everybody; "tight" has so few that requests are preempted and computed again all the time. "ahead" plans
 a step before the result of the last one is in. No model runs: the sampled tokens are made up between the timed calls. CPU
-seconds of this thread, the median of rounds.
+seconds of this thread, the median of rounds. With --peer-python (the interpreter of an environment that has vLLM) its own
+Scheduler gets the same load, the two taking turns, and the ratio is held against the bar.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import random
+import itertools
+import json
+import os
 import statistics
-import time
-from collections import deque
-from typing import NamedTuple
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
 
-from vllm_lite.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
-from vllm_lite.engine_core.kv_cache_utils import get_request_block_hasher
-from vllm_lite.engine_core.request import Request
-from vllm_lite.engine_core.scheduler import Scheduler
-from vllm_lite.sampling_params import SamplingParams
-from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
+from vllm_lite.config.model_files import DEFAULT_MODEL, resolve_model
 
-BLOCK_SIZE = 16
-PROMPT_TOKENS, SHARED_TOKENS = 256, 128
+RATIO_BAR = 0.35
 WARM_UP_STEPS = 300
+CHILD = Path(__file__).parent / "scheduler_child.py"
 
 
-class Round(NamedTuple):
-    """Microseconds for each request and step, and what happened meanwhile."""
-
-    microseconds: float
-    requests_per_step: float
-    preemptions: int
-    hit_rate: float
-
-
-class Load:
-    """Keeps `running` requests in a scheduler."""
-
-    def __init__(self, running: int, num_blocks: int, *, ahead: bool) -> None:
-        config = VllmConfig(
-            ModelConfig("none", max_model_len=2048),
-            CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks_override=num_blocks),
-            SchedulerConfig(max_num_seqs=running, max_num_batched_tokens=8192, async_scheduling=ahead),
-        )
-        spec = FullAttentionSpec(BLOCK_SIZE, 1, 1, 0, "float32")
-        self.scheduler = Scheduler(config, KVCacheConfig(num_blocks, {"layer": spec}, [KVCacheGroupSpec(["layer"], spec)]))
-        self._hasher = get_request_block_hasher(BLOCK_SIZE)
-        self._random = random.Random(0)
-        self._count, self._running, self._depth = 0, running, 1 + ahead
-        self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
-
-    def refill(self) -> None:
-        """Add requests until there are enough."""
-        rng = self._random
-        while len(self.scheduler.requests) < self._running:
-            family = rng.randrange(8)
-            prompt = [family] * SHARED_TOKENS + [rng.randrange(30_000) for _ in range(PROMPT_TOKENS - SHARED_TOKENS)]
-            params = SamplingParams(max_tokens=rng.randint(64, 512), ignore_eos=True)
-            self._count += 1
-            self.scheduler.add_request(Request(str(self._count), prompt, params, None, block_hasher=self._hasher))
-
-    def steps(self, count: int) -> Round:
-        """Run `count` steps."""
-        scheduler, rng = self.scheduler, self._random
-        seconds, requests, preemptions, queries, hits = 0.0, 0, 0, 0, 0
-        for _ in range(count):
-            self.refill()
-            begun = time.thread_time()
-            plan = scheduler.schedule()
-            seconds += time.thread_time() - begun
-            requests += len(plan.num_scheduled_tokens)
-            preemptions += len(plan.preempted_req_ids)
-            self._in_flight.append((plan, self._sample(plan, rng)))
-            if len(self._in_flight) < self._depth:
-                continue
-            landed = self._in_flight.popleft()
-            begun = time.thread_time()
-            bags = scheduler.update_from_output(*landed)
-            seconds += time.thread_time() - begun
-            found = next(iter(bags.values())).scheduler_stats
-            if found is not None and found.prefix_cache_stats is not None:
-                queries += found.prefix_cache_stats.queries
-                hits += found.prefix_cache_stats.hits
-        return Round(seconds * 1e6 / requests, requests / count, preemptions, hits / max(1, queries))
-
-    def _sample(self, plan: SchedulerOutput, rng: random.Random) -> ModelRunnerOutput:
-        """A token for each request that reaches the end of what it knows."""
-        reach = self.scheduler.requests
-        rows = [
-            [rng.randrange(30_000)] if reach[i].num_computed_tokens >= reach[i].num_tokens else []
-            for i in plan.num_scheduled_tokens
-        ]
-        return ModelRunnerOutput(list(plan.num_scheduled_tokens), rows)
+def start(stack: ExitStack, python: str, *arguments: object) -> subprocess.Popen[str]:
+    """A child with one busy scheduler."""
+    command = [python, str(CHILD), *map(str, arguments)]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    stack.callback(child.communicate)
+    return child
 
 
-def main() -> None:
-    """Measure and print a table."""
+def steps(child: subprocess.Popen[str], count: int) -> dict[str, float]:
+    """One round's figures."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(f"{count}\n")
+    child.stdin.flush()
+    line = child.stdout.readline()
+    if not line:
+        raise SystemExit(f"no figures came; run it by hand: echo {count} | {' '.join(map(str, child.args))}")  # type: ignore[arg-type]
+    found: dict[str, float] = json.loads(line)
+    return found
+
+
+def main() -> int:
+    """Measure and print a table; 1 where a ratio is above the bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer-python", help="the Python of an environment that has vLLM")
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--steps", type=int, default=400, help="of one round")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    blocks_each = -(-(PROMPT_TOKENS + 512) // BLOCK_SIZE)
-    pools = {"roomy": args.running * blocks_each + 1, "tight": args.running * blocks_each // 3}
-    print(f"{'':14} {'us/request/step':>15} {'requests/step':>13} {'preemptions':>11} {'cache hits':>10}")
-    for name, num_blocks in pools.items():
-        for ahead in (False, True):
-            load = Load(args.running, num_blocks, ahead=ahead)
-            load.steps(WARM_UP_STEPS)
-            gc.collect()
-            gc.freeze()
-            rounds = [load.steps(args.steps) for _ in range(args.rounds)]
-            middle = statistics.median(r.microseconds for r in rounds)
-            last = rounds[-1]
-            title = name + (", ahead" if ahead else "")
-            print(f"{title:14} {middle:15.2f} {last.requests_per_step:13.1f} {last.preemptions:11d} {last.hit_rate:10.0%}")
+    pythons = {"vllm_lite": sys.executable} | ({"vllm": args.peer_python} if args.peer_python else {})
+    model = resolve_model(DEFAULT_MODEL) if args.peer_python else "none"
+    worst = 0.0
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs; us for each request and step, its ratio to vLLM's")
+    print(f"{'':13} {'scheduler':9} {'us':>6} {'ratio':>6} {'requests':>8} {'preemptions':>11} {'cache hits':>10}  rounds")
+    for pool, when in itertools.product(("roomy", "tight"), ("now", "ahead")):
+        with ExitStack() as stack:
+            children = {p: start(stack, python, p, model, args.running, pool, when) for p, python in pythons.items()}
+            for child in children.values():
+                steps(child, WARM_UP_STEPS)
+            rounds = [{package: steps(child, args.steps) for package, child in children.items()} for _ in range(args.rounds)]
+        medians = {package: statistics.median(each[package]["microseconds"] for each in rounds) for package in children}
+        for package, middle in medians.items():
+            last, figures = rounds[-1][package], " ".join(f"{each[package]['microseconds']:.2f}" for each in rounds)
+            ratio = f"{medians['vllm_lite'] / middle:6.2f}" if package == "vllm" else ""
+            row = f"{pool + ', ' + when:13} {package:9} {middle:6.2f} {ratio:>6} {last['requests']:8.1f}"
+            print(f"{row} {last['preemptions']:11.0f} {last['hit_rate']:10.0%}  {figures}", flush=True)
+        worst = max(worst, medians["vllm_lite"] / medians.get("vllm", float("inf")))
+    if args.peer_python:
+        print(f"worst ratio {worst:.2f} (bar {RATIO_BAR})")
+    return 0 if worst <= RATIO_BAR else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
