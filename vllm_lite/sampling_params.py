@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from vllm_lite.config.checks import check_bool, check_int, check_number, check_text, refuse
+from vllm_lite.config.checks import check_bool, check_int, check_number, check_text, check_token_ids, refuse
 
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy, as in vLLM
 MAX_N = 16384
@@ -90,6 +90,23 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         held = {name: getattr(self, name) for name in self.__struct_fields__}
         own = {name: value.copy() for name, value in held.items() if isinstance(value, list | set | dict)}
         return msgspec.structs.replace(self, **own)
+
+    def check_model(self, vocab_size: int, max_logprobs: int) -> None:
+        """Refuse what this model or engine cannot take. The front end asks, and the engine core again before a step suffers."""
+        for field in ("stop_token_ids", "all_stop_token_ids", "allowed_token_ids", "logit_bias"):
+            check_token_ids(field, getattr(self, field) or (), vocab_size)
+        for word in self.bad_words_token_ids or ():
+            check_token_ids("bad_words_token_ids", word or (-1,), vocab_size)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise refuse("allowed_token_ids", self.allowed_token_ids, "None or a list with at least one id")
+        for field in ("logprobs", "prompt_logprobs"):
+            asked = getattr(self, field)
+            if asked is None:
+                continue
+            if asked > vocab_size:
+                raise refuse(field, asked, f"-1 for all, or at most the size of the vocabulary, {vocab_size}")
+            if max_logprobs != -1 and (vocab_size if asked == -1 else asked) > max_logprobs:
+                raise refuse(field, asked, f"<= max_logprobs, which is {max_logprobs}")
 
     def _check_numbers(self) -> None:
         check_int("n", self.n, 1, MAX_N)

@@ -119,7 +119,7 @@ def test_aborting_returns_those_that_were_here() -> None:
     ("prompt", "words"),
     [
         ([], "at least one token"),
-        ([VOCAB_SIZE], rf"token ids in \[0, {VOCAB_SIZE}\); got {VOCAB_SIZE}"),
+        ([VOCAB_SIZE], rf"0 to {VOCAB_SIZE - 1}; got {VOCAB_SIZE}"),
         ([3, -1], r"got -1"),
         ([1] * 256, "at most 255 tokens long; got '256 tokens'"),
     ],
@@ -129,6 +129,13 @@ def test_a_prompt_that_would_hurt_its_step_is_refused(prompt: list[int], words: 
     with pytest.raises(VLLMValidationError, match=words) as caught:
         core.preprocess_add_request(add_letter("r", prompt))
     assert caught.value.parameter == "prompt_token_ids"
+
+
+def test_no_more_log_probabilities_than_the_engine_allows() -> None:
+    core = EngineCore(toy_config(), ToyExecutor)
+    core.preprocess_add_request(add_letter("r", [1], SamplingParams(logprobs=20)))
+    with pytest.raises(VLLMValidationError, match="prompt_logprobs must be <= max_logprobs, which is 20; got -1"):
+        core.preprocess_add_request(add_letter("r", [1], SamplingParams(prompt_logprobs=-1)))
 
 
 def test_the_longest_prompts_leave_room_for_one_token_or_for_none_where_none_is_made() -> None:

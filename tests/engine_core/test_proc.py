@@ -21,6 +21,7 @@ from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.wire.messages import ENGINE_CORE_DEAD, PROTOCOL_VERSION, EngineCoreAbort, EngineCoreRequestType, EngineHello
 
 PROMPT = list(b"the quick brown fox")
+IDS = f"made of token ids in the vocabulary, 0 to {VOCAB_SIZE - 1}"
 
 
 def test_a_life_from_hello_to_sigterm() -> None:
@@ -104,6 +105,7 @@ GARBAGE: list[list[bytes]] = [
     [b"\x00", b"\xc1"],
     [b"\x00", msgspec.msgpack.encode({"request_id": "x"})],
     [b"\x00", msgspec.msgpack.encode([1, 2])],
+    [b"\x00", msgspec.msgpack.encode(["x", ["y"], *[None] * 9, ["no number"]])],  # the client's index, in 12th place
     [b"\x01", msgspec.msgpack.encode([["a", 3]])],
     [b"\x01", b"\xc1\xc1", b"more"],
     [b"\x03", msgspec.msgpack.encode([0, "not a number", "x", []])],
@@ -131,8 +133,8 @@ def test_garbage_is_dropped_and_everybody_else_is_served() -> None:
     ("letter", "words"),
     [
         (add_letter("bad", []), "prompt_token_ids must hold at least one token"),
-        (add_letter("bad", [5, VOCAB_SIZE]), f"token ids in [0, {VOCAB_SIZE}); got {VOCAB_SIZE}"),
-        (add_letter("bad", [-1]), "token ids in [0,"),
+        (add_letter("bad", [5, VOCAB_SIZE]), f"made of token ids in the vocabulary, 0 to {VOCAB_SIZE - 1}; got {VOCAB_SIZE}"),
+        (add_letter("bad", [-1]), "prompt_token_ids must be made of token ids in the vocabulary"),
         (add_letter("bad", [1] * 256), "at most 255 tokens long"),
         (["bad", [1], None, None, None, 0.0], "either sampling_params or pooling_params"),
         (["bad", [1], None, {}, {}, 0.0], "either sampling_params or pooling_params"),
@@ -140,6 +142,14 @@ def test_garbage_is_dropped_and_everybody_else_is_served() -> None:
         (["bad", [1], None, {"temperature": -1.0}, None, 0.0], "temperature must be"),
         (["bad", [1], None, {"n": 1.0}, None, 0.0], "cannot be decoded"),
         (["bad", [1], [3], {}, None, 0.0], "cannot be decoded"),
+        (["bad", [1], None, {"logit_bias": {VOCAB_SIZE: 1.0}}, None, 0.0], f"logit_bias must be {IDS}; got {VOCAB_SIZE}"),
+        (["bad", [1], None, {"allowed_token_ids": [3, 10**6]}, None, 0.0], f"allowed_token_ids must be {IDS}; got 1000000"),
+        (["bad", [1], None, {"allowed_token_ids": []}, None, 0.0], "allowed_token_ids must be None or a list with"),
+        (["bad", [1], None, {"stop_token_ids": [VOCAB_SIZE]}, None, 0.0], f"stop_token_ids must be {IDS}"),
+        (["bad", [1], None, {"all_stop_token_ids": [-1]}, None, 0.0], f"all_stop_token_ids must be {IDS}; got -1"),
+        (["bad", [1], None, {"bad_words_token_ids": [[1], [2, VOCAB_SIZE]]}, None, 0.0], f"bad_words_token_ids must be {IDS}"),
+        (["bad", [1], None, {"bad_words_token_ids": [[]]}, None, 0.0], f"bad_words_token_ids must be {IDS}"),
+        (["bad", [1], None, {"logprobs": VOCAB_SIZE + 1}, None, 0.0], "logprobs must be -1 for all, or at most the size"),
     ],
 )
 def test_a_bad_request_is_told_why_and_hurts_nobody(letter: Any, words: str, running_core: CoreProcess) -> None:
@@ -157,7 +167,9 @@ def test_a_bad_request_is_told_why_and_hurts_nobody(letter: Any, words: str, run
 @pytest.fixture(scope="module")
 def running_core() -> Any:
     """One core for the tests that leave it as they found it."""
-    with CoreProcess(toy_config(toy_error_token=7)) as core:
+    config = toy_config(toy_error_token=7)
+    config.model_config.max_logprobs = -1
+    with CoreProcess(config) as core:
         core.start()
         yield core
         core.stop()

@@ -33,6 +33,13 @@ def check_int(field: str, value: object, low: int | None = None, high: int | Non
         raise refuse(field, value, f"an integer{_bounds(low, high)} that fits in 64 bits")
 
 
+def check_token_ids(field: str, ids: Collection[int], vocab_size: int) -> None:
+    """Refuse ids beyond the vocabulary, which would reach into another request's row."""
+    for bound in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= bound < vocab_size:
+            raise refuse(field, bound, f"made of token ids in the vocabulary, 0 to {vocab_size - 1}")
+
+
 def check_number(
     field: str, value: object, low: float | None = None, high: float | None = None, *, above_low: bool = False
 ) -> None:

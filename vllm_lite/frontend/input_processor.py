@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from vllm_lite.config import VllmConfig
-from vllm_lite.config.checks import INT64_MAX, check_bool, check_int, check_mapping, check_number, check_text, refuse
+from vllm_lite.config.checks import (
+    INT64_MAX,
+    check_bool,
+    check_int,
+    check_mapping,
+    check_number,
+    check_text,
+    check_token_ids,
+    refuse,
+)
 from vllm_lite.frontend.renderer import Prompt, Renderer
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
@@ -104,7 +113,7 @@ class InputProcessor:
 
     def _end_tokens(self) -> tuple[int | None, set[int]]:
         """The primary end token (the tokenizer's own, where it is one of the model's) and the others."""
-        ids = self.model_config.eos_token_ids
+        ids = [token_id for token_id in self.model_config.eos_token_ids if token_id < self.vocab_size]
         tokenizer = self.renderer.tokenizer
         primary = None if tokenizer is None else tokenizer.eos_token_id
         if primary is None and ids:
@@ -161,25 +170,15 @@ class InputProcessor:
         assert room is not None
         if not ids:
             raise refuse("prompt", ids, "at least one token long")
-        if len(ids) > room - generates:
-            why = f"max_model_len, {room}, less one for the answer" if generates else f"max_model_len, {room}"
-            raise refuse("prompt", len(ids), f"at most {room - generates} tokens long ({why})")
-        self._check_vocabulary("prompt_token_ids", ids)
-
-    def _check_vocabulary(self, field: str, ids: Iterable[int]) -> None:
-        for bound in (min(ids, default=0), max(ids, default=0)):
-            if not 0 <= bound < self.vocab_size:
-                raise refuse(field, bound, f"made of token ids in the vocabulary, 0 to {self.vocab_size - 1}")
+        if len(ids) > room:
+            why = f"max_model_len, {limit}{', less one for the answer' if generates else ''}"
+            why += f", less {num_tokens_before} tokens of the session" if num_tokens_before else ""
+            raise refuse("prompt", len(ids), f"at most {room} tokens long ({why})")
+        check_token_ids("prompt_token_ids", ids, self.vocab_size)
 
     def _complete(self, params: SamplingParams, prompt_len: int) -> None:
         """Check what depends on the model, and fill in what the model decides."""
         assert self.model_config.max_model_len is not None
-        for field in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            self._check_vocabulary(field, getattr(params, field) or ())
-        if params.allowed_token_ids is not None and not params.allowed_token_ids:
-            raise refuse("allowed_token_ids", params.allowed_token_ids, "None or a list with at least one id")
-        for field in ("logprobs", "prompt_logprobs"):
-            self._check_logprobs(field, getattr(params, field))
         if params.extra_args:
             raise refuse("extra_args", params.extra_args, "empty: there is no custom logits processor that reads them")
         if params.max_tokens is None:
@@ -193,15 +192,7 @@ class InputProcessor:
         if not params.ignore_eos and self._other_eos_ids:
             params.stop_token_ids = sorted({*(params.stop_token_ids or ()), *self._other_eos_ids})
         params.bad_words_token_ids = self._bad_words(params.bad_words) if params.bad_words else None
-
-    def _check_logprobs(self, field: str, asked: int | None) -> None:
-        most = self.model_config.max_logprobs
-        if asked is None:
-            return
-        if asked > self.vocab_size:
-            raise refuse(field, asked, f"-1 for all, or at most the size of the vocabulary, {self.vocab_size}")
-        if most != -1 and (self.vocab_size if asked == -1 else asked) > most:
-            raise refuse(field, asked, f"<= max_logprobs, which is {most}")
+        params.check_model(self.vocab_size, self.model_config.max_logprobs)
 
     def _bad_words(self, words: list[str]) -> list[list[int]]:
         """The ids of each word at the start of a text and inside one, where most tokenizers glue a space to it."""

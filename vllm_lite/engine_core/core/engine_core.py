@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from vllm_lite.config import VllmConfig
-from vllm_lite.config.checks import refuse
+from vllm_lite.config.checks import check_token_ids, refuse
 from vllm_lite.engine_core.core.control import CoreControl
 from vllm_lite.engine_core.core.step_tracer import StepStamp, StepTracer
 from vllm_lite.engine_core.executor.abstract import Executor, FailureCallback
@@ -117,10 +117,10 @@ class EngineCore(CoreControl):
         longest = max_model_len if request.sampling_params is None else max_model_len - 1
         if len(prompt) > longest:
             raise refuse("prompt_token_ids", f"{len(prompt)} tokens", f"at most {longest} tokens long")
-        vocab_size = self.vllm_config.model_config.vocab_size
-        if min(prompt) < 0 or max(prompt) >= vocab_size:
-            bad = next(token for token in prompt if not 0 <= token < vocab_size)
-            raise refuse("prompt_token_ids", bad, f"token ids in [0, {vocab_size})")
+        model = self.vllm_config.model_config
+        check_token_ids("prompt_token_ids", prompt, model.vocab_size)
+        if request.sampling_params is not None:
+            request.sampling_params.check_model(model.vocab_size, model.max_logprobs)
         return Request.from_engine_core_request(request, self._block_hasher)
 
     def add_request(self, request: Request) -> None:

@@ -179,10 +179,11 @@ class InputThread(threading.Thread):
         match fields:
             case [str(request_id), *_]:
                 client_index = fields[client_index_at] if len(fields) > client_index_at else 0
-                rejected = Rejected(request_id, client_index, f"the request cannot be decoded: {error}")
-                self._input_queue.put((EngineCoreRequestType.ADD, rejected))
-            case _:
-                raise error
+                if isinstance(client_index, int):
+                    rejected = Rejected(request_id, client_index, f"the request cannot be decoded: {error}")
+                    self._input_queue.put((EngineCoreRequestType.ADD, rejected))
+                    return
+        raise error
 
     def _on_abort(self, frames: list[bytes], t0: int) -> None:
         abort = MsgpackDecoder(EngineCoreAbort).decode(frames)
