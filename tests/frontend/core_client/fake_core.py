@@ -31,8 +31,11 @@ def main() -> int:
     handshake = make_zmq_socket(
         ctx, args.handshake, zmq.DEALER, bind=False, identity=args.engine_index.to_bytes(2, "little"), linger=2000
     )
-    if mode == "says nothing":
-        time.sleep(60)
+    if mode == "interrupts its parent":
+        os.kill(os.getppid(), signal.SIGINT)
+    if mode in ("says nothing", "interrupts its parent"):
+        os.read(args.death_fd, 1)  # until the parent has closed its end
+        return 0
     if mode == "talks nonsense":
         handshake.send(b"nonsense")
         return int(os.read(args.death_fd, 1) == b"")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import threading
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,13 +84,15 @@ def test_a_time_that_is_none(config: VllmConfig, monkeypatch: pytest.MonkeyPatch
         AsyncMPClient(config)
 
 
-def interrupt() -> None:
-    """Ctrl-C once there is an engine core."""
-    while not children():
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGINT)
+class InterruptedAtBirth(subprocess.Popen[bytes]):
+    """Ctrl-C the moment that there is an engine core, before anybody could note its pid."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.parametrize("moment", ["at its birth", "while it is awaited"])
 @pytest.mark.parametrize("inside", ["no loop", "asyncio.run", "a loop's own handler"])
 def test_ctrl_c_while_starting_leaves_nothing(
     fake_core: Callable[[str], None],
@@ -98,9 +100,11 @@ def test_ctrl_c_while_starting_leaves_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     inside: str,
+    moment: str,
 ) -> None:
-    fake_core("says nothing")
-    monkeypatch.setenv(READY_TIMEOUT, "20")  # where it is not heard
+    fake_core("says nothing" if moment == "at its birth" else "interrupts its parent")
+    if moment == "at its birth":
+        monkeypatch.setattr("subprocess.Popen", InterruptedAtBirth)
 
     async def start() -> None:
         if inside == "a loop's own handler":
@@ -111,7 +115,6 @@ def test_ctrl_c_while_starting_leaves_nothing(
         finally:
             assert signal.getsignal(signal.SIGINT) is before
 
-    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         AsyncMPClient(config) if inside == "no loop" else asyncio.run(start())
     assert children() == []
