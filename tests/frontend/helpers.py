@@ -71,10 +71,10 @@ def token_ids(outputs: list[RequestOutput]) -> list[list[int]]:
 
 
 def word_tokenizer(folder: Path, words: list[str], special: tuple[str, ...] = ("<eos>",)) -> tuple[Tokenizer, dict[str, int]]:
-    """A byte-level tokenizer that has these words as tokens, and their ids."""
+    """A byte-level tokenizer that has these words as tokens, and their ids; a lone byte is written as its surrogate."""
     symbols = byte_symbols()
     vocab = {symbol: byte for byte, symbol in enumerate(symbols)}
-    spelled = {word: "".join(symbols[byte] for byte in word.encode()) for word in words}
+    spelled = {word: "".join(symbols[byte] for byte in word.encode(errors="surrogateescape")) for word in words}
     for spelling in spelled.values():
         vocab.setdefault(spelling, len(vocab))
     backend = Backend(models.BPE(vocab=vocab, merges=[]))

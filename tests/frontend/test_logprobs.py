@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frontend.helpers import ids, piece_tokenizer, request, row
+from tests.frontend.helpers import ids, piece_tokenizer, request, row, word_tokenizer
 from vllm_lite.frontend.logprobs import LogprobsProcessor
 from vllm_lite.frontend.tokenizer import Tokenizer
 from vllm_lite.outputs import Logprob
@@ -77,6 +77,15 @@ def test_a_split_character_belongs_to_the_token_that_completes_it(
     rows = target.take_logprobs(delta=False)
     assert rows is not None
     assert [next(iter(logprobs.values())).decoded_token for logprobs in rows] == decoded
+
+
+def test_a_space_before_a_split_character_is_not_lost(tmp_path: Path) -> None:
+    tokenizer, vocab = word_tokenizer(tmp_path, [" \udce6", "\udc97", "\udca5"])  # as some vocabularies split " 日"
+    target = processor(tokenizer, logprobs=0)
+    feed(target, list(vocab.values()))
+    rows = target.take_logprobs(delta=False)
+    assert rows is not None
+    assert [next(iter(logprobs.values())).decoded_token for logprobs in rows] == ["", "", " 日"]
 
 
 def test_a_byte_that_completes_nothing_is_empty(tiny_tokenizer: Tokenizer) -> None:

@@ -79,18 +79,16 @@ class LogprobsProcessor:
         return row
 
     def _text(self, token_id: int, before: Sequence[int]) -> str | None:
-        """The token's text; where it is only the end of a character, the character that it completes, else ""."""
+        """The token's text; "" where it ends within a character, and all that was held back where it completes one."""
         if self._tokenizer is None:
             return None
         text = self._tokenizer.decode([token_id], skip_special_tokens=False)
         if not text.endswith(REPLACEMENT):
             return text
         for count in range(1, min(MOST_BYTES, len(before)) + 1):
-            context = list(before[-count:])
-            whole = self._tokenizer.decode([*context, token_id], skip_special_tokens=False)
+            whole = self._tokenizer.decode([*before[-count:], token_id], skip_special_tokens=False)
             if not whole.endswith(REPLACEMENT):
-                known = self._tokenizer.decode(context, skip_special_tokens=False).rstrip(REPLACEMENT)
-                return whole[len(known) :] if whole.startswith(known) else whole
+                return whole
         return ""
 
 
