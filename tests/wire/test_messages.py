@@ -47,13 +47,13 @@ GOLDEN: dict[str, tuple[Any, str]] = {
             trace_headers={"traceparent": "00-a-b-01"},
             external_req_id="r",
         ),
-        "dc0016a3722d319201cd012cc0de0004ab74656d7065726174757265cb3fe0000000000000a473746f7091a3656e64aa6d61785f"
+        "dc0017a3722d319201cd012cc0de0004ab74656d7065726174757265cb3fe0000000000000a473746f7091a3656e64aa6d61785f"
         "746f6b656e7307ab6f75747075745f6b696e6401c0cb3ff8000000000000c0a473616c74c0c0c00000ff81ab7472616365706172"
-        "656e74a930302d612d622d3031c2a172c0c0c2c0c0",
+        "656e74a930302d612d622d3031c2a172c0c0c2c0c0c2",
     ),
     "pooling request": (
         EngineCoreRequest("p", [1], None, None, PoolingParams(pooling_type="mean"), 0.0),
-        "dc0016a1709101c0c081ac706f6f6c696e675f74797065a46d65616ecb0000000000000000c0c0c0c0c0000000c0c2c0c0c0c2c0c0",
+        "dc0017a1709101c0c081ac706f6f6c696e675f74797065a46d65616ecb0000000000000000c0c0c0c0c0000000c0c2c0c0c0c2c0c0c2",
     ),
     "abort": (
         EngineCoreAbort(["a", "b"], "stop_string", {"a": "00-a-b-01"}),

@@ -28,6 +28,7 @@ class RequestStatus(enum.IntEnum):
     """Where a request stands; everything after PREEMPTED is an end."""
 
     WAITING = enum.auto()
+    WAITING_FOR_STREAMING_REQ = enum.auto()  # a session whose next part has not come
     RUNNING = enum.auto()
     PREEMPTED = enum.auto()
     FINISHED_STOPPED = enum.auto()
@@ -57,7 +58,7 @@ _FINISH_REASONS = {
 class Request:
     """One request's life in the scheduler.
 
-    `all_token_ids` is the prompt and the answer so far; it only ever grows, so a block hash once made stays true.
+    `all_token_ids` is the prompt and the answer so far; where it shrinks (`take_part`), block hashes go with it.
     `num_computed_tokens` counts tokens that are computed or in a step being computed, `num_output_placeholders` the tokens that
     such steps are about to add to the answer. `first_step` is the step that admitted it last. `num_cached_tokens` is -1 until
     the first look-up in the prefix cache. `trace` is the request's number in this process's spools, None where it is not
@@ -73,6 +74,7 @@ class Request:
         "block_hashes",
         "cache_salt",
         "client_index",
+        "continues",
         "events",
         "first_step",
         "max_tokens",
@@ -81,11 +83,13 @@ class Request:
         "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_refused",
         "num_tokens",
         "pooling_params",
         "prefill_stats",
         "priority",
         "request_id",
+        "resumable",
         "sampling_params",
         "skip_reading_prefix_cache",
         "sort_key",
@@ -105,6 +109,8 @@ class Request:
         arrival_time: float | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
+        resumable: bool = False,
+        continues: bool = False,
         block_hasher: BlockHasher | None = None,
     ) -> None:
         self.request_id = request_id
@@ -114,6 +120,8 @@ class Request:
         self.sort_key = (priority, self.arrival_time, request_id)
         self.sampling_params = sampling_params
         self.pooling_params = pooling_params
+        self.resumable = resumable
+        self.continues = continues
         self.cache_salt = cache_salt
         self.all_token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = self.num_tokens = len(prompt_token_ids)
@@ -127,6 +135,7 @@ class Request:
         self.first_step = NEVER
         self.num_cached_tokens = -1
         self.num_preemptions = 0
+        self.num_refused = 0  # how often blocks could not be had
         self.events: list[EngineCoreEvent] = []
         self.prefill_stats: PrefillStats | None = None  # waits here for the first output
         self.trace: int | None = None
@@ -149,6 +158,8 @@ class Request:
             arrival_time=request.arrival_time,
             cache_salt=request.cache_salt,
             priority=request.priority,
+            resumable=request.resumable,
+            continues=request.continues,
             block_hasher=block_hasher,
         )
 
@@ -169,6 +180,17 @@ class Request:
         """Add one token to the answer."""
         self.all_token_ids.append(token_id)
         self.num_tokens += 1
+
+    def take_part(self, part: Request, block_size: int) -> None:
+        """Go on with a session's next part behind the answer so far, but for its last token, which was never computed."""
+        kept = self.num_tokens - 1
+        del self.all_token_ids[kept:], self.block_hashes[kept // block_size :]
+        self.all_token_ids += part.all_token_ids
+        self.num_prompt_tokens = self.num_tokens = len(self.all_token_ids)
+        self.sampling_params, self.max_tokens = part.sampling_params, part.max_tokens
+        self.arrival_time, self.sort_key, self.trace = part.arrival_time, part.sort_key, part.trace
+        self.status, self.stop_reason = RequestStatus.WAITING, None
+        self.num_computed_tokens = self.num_preemptions = 0
 
     def update_block_hashes(self) -> None:
         """Hash the full blocks that have none yet; needed before the newest ones are cached or looked up."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.engine_core.kv_cache_manager import KVCacheBlocks, KVCacheManager
-from vllm_lite.engine_core.request import Request, RequestStatus
+from vllm_lite.engine_core.request import NEVER, Request, RequestStatus
 from vllm_lite.engine_core.request_queue import create_request_queue
 from vllm_lite.wire.kv_cache_interface import KVCacheConfig
 from vllm_lite.wire.messages import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
@@ -61,13 +61,23 @@ class Scheduler:
         self._include_finished_set = parallel.data_parallel_size > 1 and not parallel.data_parallel_external_lb
         self._finished_by_client: dict[int, set[str]] = {}  # since the last bags; for whoever balances requests over engines
         self._step = -1
+        self.stale_tokens: list[tuple[str, int]] = []  # of the last result: made for requests that were gone by then
         self.pause_state = PauseState.UNPAUSED  # requests may come and go in any state
 
     # ---- requests come and go ------------------------------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
-        """Let `request` wait. Raises ValueError where one of its id is here already."""
-        if request.request_id in self.requests:
+        """Let `request` wait, or the session that it is a later part of. Raises ValueError where one of its id is here already,
+        or where no session waits for this part."""
+        if request.continues:
+            session = self.requests.get(request.request_id)
+            if session is None or session.status != RequestStatus.WAITING_FOR_STREAMING_REQ:
+                raise ValueError(f"no session {request.request_id} waits for a part")
+            if session.num_tokens - 1 + request.num_tokens >= self.max_model_len:
+                raise ValueError(f"session {request.request_id} would be longer than {self.max_model_len - 1} tokens")
+            session.take_part(request, self.kv_cache_manager.block_size)
+            request = session
+        elif request.request_id in self.requests:
             raise ValueError(f"request {request.request_id} is here already")
         self.requests[request.request_id] = request
         self.waiting.add_request(request)
@@ -102,9 +112,9 @@ class Scheduler:
         return bool(self._finished_req_ids) or self.get_num_unfinished_requests() > 0
 
     def get_num_unfinished_requests(self) -> int:
-        """Requests that run or wait, those that a pause holds back not counted."""
+        """Requests that run or wait; those that a pause holds back and sessions without a part are not counted."""
         if self.pause_state == PauseState.UNPAUSED:
-            return len(self.requests)
+            return len(self.running) + len(self.waiting)
         if self.pause_state == PauseState.PAUSED_ALL:
             return 0
         return len(self.running) + sum(request.status == RequestStatus.PREEMPTED for request in self.waiting)
@@ -150,7 +160,7 @@ class Scheduler:
 
     def _prefill_limit(self) -> int:
         """The most tokens one request gets in this step; a threshold only holds while there is somebody to hold it for."""
-        if self.long_prefill_token_threshold and len(self.requests) > 1:
+        if self.long_prefill_token_threshold and len(self.running) + len(self.waiting) > 1:
             return self.long_prefill_token_threshold
         return self.max_num_scheduled_tokens
 
@@ -292,9 +302,11 @@ class Scheduler:
             if request is not None and request.status == RequestStatus.RUNNING and request.first_step <= step:
                 request.add_prompt_logprobs(prompt_logprobs)
         outputs: dict[int, list[EngineCoreOutput]] = {}
+        self.stale_tokens = stale = []
         for row, request_id in enumerate(model_runner_output.req_ids):
             request = requests.get(request_id)
             if request is None or request.first_step > step:  # gone, or another of the same name, or computed anew
+                stale.append((request_id, len(model_runner_output.sampled_token_ids[row])))
                 continue
             output = self._update_request(request, row, scheduler_output, model_runner_output)
             if output is None:
@@ -305,7 +317,10 @@ class Scheduler:
                 output.stop_reason = request.stop_reason
                 if request.num_preemptions:  # it may wait, with its last token on its way when it was preempted
                     self.waiting.remove_requests((request_id,))
-                self._free_request(request)
+                if request.resumable and request.status != RequestStatus.FINISHED_ERROR:
+                    self._park(request)
+                else:
+                    self._free_request(request)
             rows = outputs.get(request.client_index)
             if rows is None:
                 outputs[request.client_index] = [output]
@@ -354,6 +369,15 @@ class Scheduler:
         output.new_token_ids = []
         output.error = error
         self.kv_cache_manager.forget_uncomputed(request, scheduler_output.num_computed_tokens(request.request_id))
+
+    def _park(self, session: Request) -> None:
+        """The answer to one part has ended. Until the next comes the session has no blocks (the prefix cache keeps what it can)
+        and no row in the worker; a step that has begun may still bring it a token, which nobody wants."""
+        self.kv_cache_manager.free(session)
+        self._finished_req_ids.append(session.request_id)
+        session.status = RequestStatus.WAITING_FOR_STREAMING_REQ
+        session.first_step = NEVER
+        session.num_output_placeholders = 0
 
     def _free_request(self, request: Request) -> None:
         self.kv_cache_manager.free(request)

@@ -49,7 +49,11 @@ class EngineCoreRequestType(enum.Enum):
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """One request, as posted. `trace_headers` travels here once and never rides back."""
+    """One request, as posted. `trace_headers` travels here once and never rides back.
+
+    A `resumable` request is a session: its prompt comes in parts, each answered by itself. Later parts carry the same id and
+    `continues`; an ABORT ends it.
+    """
 
     request_id: str
     prompt_token_ids: list[int] | None
@@ -73,6 +77,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     abort_immediately: bool = False
     session_id: str | None = None
     kv_hints: dict[str, Any] | None = None
+    continues: bool = False  # ours: a later part, of no use where its session has ended meanwhile
 
     @property
     def params(self) -> SamplingParams | PoolingParams:

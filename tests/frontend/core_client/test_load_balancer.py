@@ -48,8 +48,17 @@ def test_an_end_frees_its_place_once() -> None:
     balancer = LoadBalancer(2)
     for name in "abc":
         balancer.choose(name)
-    balancer.observe(EngineCoreOutputs(0, [row("a", [1], finish_reason=FinishReason.STOP), row("c", [1]), row("gone", [])]))
+    part = row("c", [1], finish_reason=FinishReason.STOP)  # of a session, which stays where it is
+    balancer.observe(EngineCoreOutputs(0, [part, row("gone", [])], finished_requests={"a", "gone"}))
     assert balancer.reqs_in_flight == {"b": 1, "c": 0}
     assert balancer.by_engine(["b", "c", "a", "unknown"]) == {1: ["b"], 0: ["c"]}
     assert balancer.forget("b") is None
     assert [load.in_flight for load in balancer._loads] == [0, 0]
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.ERROR])
+def test_an_end_outside_a_step_has_only_its_row(reason: FinishReason) -> None:
+    balancer = LoadBalancer(1)
+    balancer.choose("a")
+    balancer.observe(EngineCoreOutputs(0, [row("a", [], finish_reason=reason)]))
+    assert balancer.reqs_in_flight == {}

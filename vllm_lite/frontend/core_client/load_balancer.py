@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vllm_lite.wire.messages import EngineCoreOutputs
+from vllm_lite.wire.messages import EngineCoreOutputs, FinishReason
 
 FULL_CACHE_WEIGHT = 6.0  # how much a waiting request weighs more as the KV cache goes from half full to full, times a half
 
@@ -37,13 +37,17 @@ class LoadBalancer:
         self._start = 0
         self.reqs_in_flight: dict[str, int] = {}  # internal id: engine core
 
+    def scores(self) -> list[float]:
+        """How busy each engine core is, as far as is known."""
+        return [load.score() for load in self._loads]
+
     def choose(self, request_id: str, data_parallel_rank: int | None = None) -> int:
         """The engine core for a request that is about to be sent: the one named, the one that has it, else the least loaded."""
         index = self.reqs_in_flight.get(request_id) if data_parallel_rank is None else data_parallel_rank
         if index is None:
             count = len(self._loads)
             order = [(self._start + i) % count for i in range(count)]
-            index = min(order, key=lambda i: self._loads[i].score())  # the first of equals
+            index = min(order, key=self.scores().__getitem__)  # the first of equals
             self._start = (self._start + 1) % count
         load = self._loads[index]
         load.waiting += 1  # until the engine core says how many there are
@@ -69,9 +73,11 @@ class LoadBalancer:
         return found
 
     def observe(self, outputs: EngineCoreOutputs) -> None:
-        """What a bag says: who has ended, and how much there is to do."""
-        for row in outputs.outputs:
-            if row.finish_reason is not None:
+        """What a bag says: who has ended, and how much there is to do. The answer to one part of a session is no end."""
+        for request_id in outputs.finished_requests or ():
+            self.forget(request_id)
+        for row in outputs.outputs:  # an end outside a step is told by its row alone
+            if row.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
                 self.forget(row.request_id)
         stats = outputs.scheduler_stats
         if stats is not None:
