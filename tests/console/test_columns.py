@@ -44,7 +44,8 @@ def test_a_step_without_a_bag_has_only_its_own_times() -> None:
 
 def test_the_wait_is_that_of_the_letter_that_lay_longest() -> None:
     run = Teller([Caller(answer=4), Caller(answer=4, slow=50 * MS)]).tell()
-    waits = [longest_waits(run).get(id(bag)) for bag in run.bags]
+    rows = [row for row in Ledger(run).rows if isinstance(row, Row)]
+    waits = [longest_waits(run, rows).get(id(row)) for row in rows]
     slow = [letter.fate for letter in run.requests[1].letters]
     assert slow == ["p", "p", "s", "s"]
     assert waits[0] == 45 * US

@@ -31,10 +31,3 @@ def test_a_count_with_its_noun() -> None:
     assert figures.count(1, "letter") == "1 letter"
     assert figures.count(12_800, "letter") == "12,800 letters"
     assert figures.count(2, "caller's record", "callers' records") == "2 callers' records"
-
-
-def test_a_percentile_is_a_value_that_was_measured() -> None:
-    assert figures.percentile([3], 0.99) == 3
-    assert figures.percentile(range(100), 0.5) == 50
-    assert figures.percentile(range(100), 0.99) == 99
-    assert figures.percentile(range(1000), 0.99) == 990

@@ -2,25 +2,8 @@ from __future__ import annotations
 
 from tests.console.story import BOOT, MS, US, Caller, Teller, short_story
 from vllm_lite.console.demo import canned_run
-from vllm_lite.console.passage import (
-    ABORT,
-    DECODE,
-    PREFILL,
-    QUEUED,
-    STOPS,
-    WIRE,
-    WIRE_IN,
-    Slot,
-    bag_intervals,
-    bags_of,
-    first_token,
-    request_end,
-    request_intervals,
-    slots,
-    step_intervals,
-    time_span,
-    total,
-)
+from vllm_lite.console.passage import STOPS, Slot, bags_of, first_token, request_end, request_intervals, slots, time_span, total
+from vllm_lite.tracing.journey.times import ABORT, DECODE, PREFILL, QUEUED, WIRE, WIRE_IN
 from vllm_lite.tracing.stations import STATIONS
 
 
@@ -28,28 +11,11 @@ def test_every_station_is_a_stop_under_its_own_name_and_process() -> None:
     stops = {stop.code: stop for stop in STOPS.values() if stop.code}
     assert list(stops) == list(STATIONS)
     assert all((s.name, s.process) == (STATIONS[c].name, STATIONS[c].process) for c, s in stops.items())
-
-
-def test_a_bags_way_has_no_gap_between_its_encoding_and_the_clerk() -> None:
-    run = Teller([Caller(answer=1)]).tell()
-    bag = run.bags[0]
-    found = bag_intervals(bag)
-    assert list(found) == ["S5", "S6", "S7", WIRE, "S8"]
-    assert found["S7"][1] == found[WIRE][0]
-    assert found[WIRE][1] == found["S8"][0]
-    assert {key: t1 - t0 for key, (t0, t1) in found.items() if key != "S6"} == {
-        "S5": 129 * US,
-        "S7": 112 * US,
-        WIRE: 100 * US,
-        "S8": 202 * US,
-    }
-    assert step_intervals(run.steps[0])["S6"][1] == found["S7"][0]
-
-
-def test_a_bag_without_its_step_has_only_the_clerks_time() -> None:
-    run = short_story()
-    run.bags[0].step = None
-    assert list(bag_intervals(run.bags[0])) == ["S8"]
+    rest = [(stop.name, stop.process) for stop in STOPS.values() if not stop.code]
+    assert rest == [
+        *(("wire", "wire"), ("queued", "engine-core"), ("prefill", "engine-core"), ("decode", "engine-core")),
+        *(("wire", "wire"), ("abort", "frontend")),
+    ]
 
 
 def test_a_mailbox_holds_a_letter_and_what_is_stapled_to_it() -> None:

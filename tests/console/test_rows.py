@@ -5,7 +5,7 @@ import pytest
 from tests.console.story import Caller, Teller, crowd, long_story, short_story
 from vllm_lite.console import rows as console_rows
 from vllm_lite.console.demo import canned_run
-from vllm_lite.console.rows import ALIKE_FROM, TELLING, Cell, Ledger, Note, Row, fates, shorten
+from vllm_lite.console.rows import ALIKE_FROM, TELLING, Cell, Ledger, Note, Row, fates
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import LATE
 
@@ -14,29 +14,33 @@ def rows_of(ledger: Ledger) -> list[Row]:
     return [row for row in ledger.rows if isinstance(row, Row)]
 
 
+def cells_of(ledger: Ledger) -> list[dict[int, Cell]]:
+    return [ledger.cells(row) for row in rows_of(ledger)]
+
+
 def test_a_row_for_each_bag_with_what_each_request_got() -> None:
-    rows = rows_of(Ledger(short_story()))
-    assert [row.bags[0].sort.bag for row in rows] == list(range(9))
-    assert [row.cells[1] for row in rows[:8]] == [
+    ledger = Ledger(short_story())
+    assert [row.bags[0].sort.bag for row in rows_of(ledger)] == list(range(9))
+    cells = cells_of(ledger)
+    assert [row[1] for row in cells[:8]] == [
         *(Cell(rec.PUT), Cell(rec.PUT), Cell(rec.STAPLED, 1), Cell(rec.PUT), Cell(rec.STAPLED, 1), Cell(rec.STAPLED, 2)),
         *(Cell(rec.PUT), Cell(rec.STAPLED, 1, last=True)),
     ]
-    assert rows[4].cells[2] == Cell(rec.PUT, last=True)
-    assert rows[5].cells[2] == Cell(LATE)
-    assert 2 not in rows[6].cells
+    assert cells[4][2] == Cell(rec.PUT, last=True)
+    assert cells[5][2] == Cell(LATE)
+    assert 2 not in cells[6]
 
 
 def test_numbers_begin_where_they_are_told_to() -> None:
-    rows = rows_of(Ledger(short_story(), first=10))
-    assert sorted(rows[0].cells) == [10, 11, 12]
+    assert sorted(cells_of(Ledger(short_story(), first=10))[0]) == [10, 11, 12]
 
 
 def test_a_put_letter_has_the_text_of_the_take_that_found_it() -> None:
     texts = {"req-1": ["a", "bc", "def", "gh"], "req-2": ["x"]}
-    rows = rows_of(Ledger(short_story(), texts=texts))
-    assert [row.cells[1].text for row in rows[:8]] == ["a", "bc", "", "def", "", "", "gh", ""]
-    assert [row.cells[2].text for row in rows[:5]] == ["x", "", "", "", ""]  # its caller wrote no more down
-    assert rows[0].cells[0].text == ""
+    cells = cells_of(Ledger(short_story(), texts=texts))
+    assert [row[1].text for row in cells[:8]] == ["a", "bc", "", "def", "", "", "gh", ""]
+    assert [row[2].text for row in cells[:5]] == ["x", "", "", "", ""]  # its caller wrote no more down
+    assert cells[0][0].text == ""
 
 
 def test_an_abort_stands_after_the_bag_that_brought_it_about() -> None:
@@ -53,7 +57,7 @@ def test_a_caller_that_left_is_told_as_such_and_has_no_last_letter() -> None:
     (note,) = [row for row in ledger.rows if isinstance(row, Note)]
     assert note.bad
     assert note.text == "A abort: caller left; the core heard it 140 us later"
-    assert not any(cell.last for row in rows_of(ledger) for cell in row.cells.values())
+    assert not any(cell.last for cells in cells_of(ledger) for cell in cells.values())
 
 
 def test_a_preemption_and_a_death_are_told() -> None:
@@ -71,7 +75,7 @@ def test_a_step_without_a_letter_has_a_row_of_its_own() -> None:
 
 
 def test_bags_that_tell_the_same_shrink() -> None:
-    rows = shorten(Ledger(long_story()).rows, 24)
+    rows = Ledger(long_story()).shortened(24)
     texts = [row.text if isinstance(row, Note) else row.why or row.bags[0].sort.bag for row in rows]
     assert texts == [
         *(0, 1, 2, 3, 4, "35 alike", 40, 41, "B abort: caller left; the core heard it 140 us later"),
@@ -85,14 +89,14 @@ def test_bags_that_tell_the_same_shrink() -> None:
 
 def test_a_run_of_alike_bags_must_be_long_to_shrink() -> None:
     run = Teller([Caller(answer=ALIKE_FROM - 1)]).tell()
-    assert len(shorten(Ledger(run).rows, 3)) == 3
-    assert len(shorten(Ledger(run).rows, ALIKE_FROM - 1)) == ALIKE_FROM - 1
+    assert len(Ledger(run).shortened(3)) == 3
+    assert len(Ledger(run).shortened(ALIKE_FROM - 1)) == ALIKE_FROM - 1
 
 
 def test_a_long_varied_run_loses_its_middle_and_says_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console_rows, "TELLING", 0)
-    everything = Ledger(crowd()).rows
-    rows = shorten(everything, 12)
+    ledger = Ledger(crowd())
+    everything, rows = ledger.rows, ledger.shortened(12)
     assert len(rows) == 12
     (gap,) = [row for row in rows if isinstance(row, Row) and row.why]
     left_out = len(everything) - 11
@@ -103,40 +107,52 @@ def test_a_long_varied_run_loses_its_middle_and_says_what_it_was(monkeypatch: py
 
 
 def tells(row: Row | Note, *fates: str) -> bool:
-    return isinstance(row, Note) or any(cell.fate in fates for cell in row.cells.values())
+    return isinstance(row, Note) or (not row.why and any(letter.fate in fates for bag in row.bags for letter in bag.letters))
 
 
 def test_rows_that_tell_of_more_than_ordinary_letters_stay_while_they_are_few() -> None:
-    everything = Ledger(crowd()).rows
+    ledger = Ledger(crowd())
+    everything, rows = ledger.rows, ledger.shortened(12)
     telling = [row for row in everything if tells(row, rec.STAPLED, LATE)]
-    rows = shorten(everything, 12)
     assert 12 < len(telling) <= TELLING
     assert [row for row in rows if tells(row, rec.STAPLED, LATE)] == telling
     assert len(rows) < len(everything)
 
 
 def test_staples_that_are_not_few_go_before_events_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    everything = Ledger(crowd()).rows
+    ledger = Ledger(crowd())
+    everything = ledger.rows
     rare = [row for row in everything if tells(row, LATE)]
     monkeypatch.setattr(console_rows, "TELLING", len(rare))
-    rows = shorten(everything, 12)
+    rows = ledger.shortened(12)
     assert [row for row in rows if tells(row, LATE)] == rare
     assert sum(tells(row, rec.STAPLED) for row in rows) < sum(tells(row, rec.STAPLED) for row in everything)
 
 
 def test_a_staple_ends_a_row_of_alike_bags() -> None:
-    rows = Ledger(Teller([Caller(answer=30)]).tell()).rows
-    odd = rows[14]
-    assert isinstance(odd, Row)
-    odd.cells[0] = Cell(rec.STAPLED, 1)
-    texts = [row.why or row.bags[0].sort.bag for row in shorten(rows, 24) if isinstance(row, Row)]
+    run = Teller([Caller(answer=30)]).tell()
+    run.bags[14].sort.fates = rec.STAPLED
+    texts = [row.why or row.bags[0].sort.bag for row in Ledger(run).shortened(24) if isinstance(row, Row)]
     assert texts == [0, 1, 2, "9 alike", 12, 13, 14, 15, 16, 17, "9 alike", 27, 28, 29]
 
 
 def test_no_limit_shows_all() -> None:
-    everything = Ledger(crowd()).rows
-    assert shorten(everything, None) == everything
+    ledger = Ledger(crowd())
+    assert ledger.shortened(None) == ledger.rows
 
 
 def test_fates_are_the_bags_own_counts() -> None:
     assert fates(short_story(level=1).bags) == {rec.PUT: 18, rec.STAPLED: 4, rec.KEPT_BACK: 0, LATE: 1}
+
+
+def test_steps_without_letters_shrink_too() -> None:
+    run = Teller([Caller(prompt=1000, answer=2)], chunk=64).tell()
+    whys = [row.why for row in Ledger(run).shortened(8) if isinstance(row, Row)]
+    assert whys[:4] == [*["no letter yet: 64 prompt tokens of A"] * 3, "10 alike"]
+
+
+def test_the_order_of_letters_in_a_bag_does_not_matter() -> None:
+    run = Teller([Caller(answer=30), Caller(answer=30)]).tell()
+    for bag in run.bags[::2]:
+        bag.members.reverse()
+    assert [row.why for row in Ledger(run).shortened(10) if isinstance(row, Row) and row.why] == ["24 alike"]

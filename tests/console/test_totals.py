@@ -5,10 +5,10 @@ import pytest
 from tests.console.screens import Golden, lines, render, without_styles
 from tests.console.story import MS, US, Caller, Teller, crowd, short_story
 from vllm_lite.console.demo import canned_run
-from vllm_lite.console.passage import STOPS, WIRE
+from vllm_lite.console.passage import STOPS
 from vllm_lite.console.totals import Totals
 from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.journey.times import station_times
+from vllm_lite.tracing.journey.times import WIRE, station_times
 from vllm_lite.tracing.stations import STATIONS
 
 

@@ -88,7 +88,7 @@ class BagView:
             )
             name = "?" if number is None else request_name(number)
             line.append(f"{name} ", "" if number is None else f"bold {request_style(number)}")
-            yield screen.fit(line.append(_fate(letter)))
+            yield screen.fit(line.append(_fate(letter, i)))
         if len(self.bag.letters) > LETTERS:
             rest = figures.count(len(self.bag.letters) - LETTERS, "letter")
             yield screen.fit(Text(f"   {screen.glyphs.gap} {rest} more", DIM))
@@ -129,13 +129,13 @@ def _core(step: StepJourney) -> Iterator[_Stretch]:
         yield _Stretch("S7", "bag: update", "engine-core", (core(step.update.t0), core(step.update.t1)))
 
 
-def _fate(letter: Letter) -> str:
+def _fate(letter: Letter, place: int) -> str:
     tokens = figures.count(letter.tokens, "token")
     if letter.fate == LATE:
         return f"late: {tokens} for a request that is gone"
     if letter.fate == rec.KEPT_BACK:
         return f"kept back: {tokens}, to come with a later letter"
-    slot = _slot(letter)
+    slot = _slot(letter, place)
     if slot is None:
         return f"put: {tokens}"
     taken = "never taken" if slot.t_take is None else f"taken after {figures.span(slot.t_take - slot.t_put)}"
@@ -144,16 +144,12 @@ def _fate(letter: Letter) -> str:
     return f"put: {tokens}, {taken}"
 
 
-def _slot(letter: Letter) -> Slot | None:
+def _slot(letter: Letter, place: int) -> Slot | None:
     """What the letter lay in the mailbox with."""
     if letter.request is None:
         return None
-    filled, index = slots(letter.request), -1
-    for other in letter.request.letters:
-        index += other.fate == rec.PUT
-        if other is letter:
-            return filled[index] if 0 <= index < len(filled) else None
-    return None
+    index = letter.request.fates.count(rec.PUT, 0, letter.request.letter_index(letter.bag, place) + 1) - 1
+    return slots(letter.request)[index] if index >= 0 else None
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from vllm_lite.console import figures
-from vllm_lite.console.passage import STOPS, WIRE, bag_intervals, slots, step_intervals
+from vllm_lite.console.passage import STOPS
 from vllm_lite.console.rows import Row
 from vllm_lite.console.theme import DIM, PROCESS_STYLES, STRONG
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import Run
+from vllm_lite.tracing.journey.times import WIRE, bag_visits, step_visits
 
 TIMED = ("S5", "S6", "S7", WIRE, "S8")
 
@@ -23,7 +24,7 @@ class Figures:
     """What the columns say of each row, worked out once; rows that stand for several bags have the means."""
 
     def __init__(self, run: Run, rows: Sequence[Row]) -> None:
-        self._waits = longest_waits(run)
+        self._waits = longest_waits(run, rows)
         self._times = {id(row): _mean_times(row) for row in rows}
 
     def times(self, row: Row) -> dict[str, float]:
@@ -32,7 +33,7 @@ class Figures:
 
     def wait(self, row: Row) -> float | None:
         """The longest time that a letter put by these bags lay in its mailbox."""
-        return max((self._waits[id(bag)] for bag in row.bags if id(bag) in self._waits), default=None)
+        return self._waits.get(id(row))
 
 
 class Column(NamedTuple):
@@ -90,15 +91,23 @@ PLANS = (
 )
 
 
-def longest_waits(run: Run) -> dict[int, int]:
-    """By id of a bag: the longest time that one of its letters lay in a mailbox."""
-    found: dict[int, int] = {}
+def longest_waits(run: Run, rows: Sequence[Row]) -> dict[int, int]:
+    """By id of a row: the longest time that a letter of its bags lay in a mailbox."""
+    row_of = {id(bag): id(row) for row in rows for bag in row.bags}
+    found: dict[int | None, int] = {}
     for request in run.requests:
-        puts = [letter for letter in request.letters if letter.fate == rec.PUT]
-        for slot, letter in zip(slots(request), puts, strict=True):
-            if slot.t_take is not None:
-                found[id(letter.bag)] = max(found.get(id(letter.bag), 0), slot.t_take - slot.t_put)
-    return found
+        bags, waits = request.letters.sources, request.waits
+        if not (bags and waits):
+            continue
+        first, last = row_of.get(id(bags[0])), row_of.get(id(bags[-1]))
+        if first == last and not request.aborts:  # all its letters are in one row; who was aborted took one that no bag brought
+            pairs = iter([(first, max(waits))])
+        else:
+            puts = (row_of.get(id(bag)) for bag, fate in zip(bags, request.fates, strict=True) if fate == rec.PUT)
+            pairs = zip(puts, waits, strict=False)
+        for row, wait in pairs:
+            found[row] = max(found.get(row, 0), wait)
+    return {row: wait for row, wait in found.items() if row is not None}
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -106,6 +115,9 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _mean_times(row: Row) -> dict[str, float]:
-    held = [bag_intervals(bag) for bag in row.bags] or [step_intervals(step) for step in row.steps]
-    lengths = {key: [found[key][1] - found[key][0] for found in held if key in found] for key in TIMED}
+    lengths: dict[str, list[int]] = {key: [] for key in TIMED}
+    steps = [bag.step for bag in row.bags if bag.step] if row.bags else row.steps
+    for visits in (*map(step_visits, steps), *map(bag_visits, row.bags)):
+        for key, t0, t1 in visits:
+            lengths[key].append(t1 - t0)
     return {key: sum(values) / len(values) for key, values in lengths.items() if values}

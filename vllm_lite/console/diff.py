@@ -13,8 +13,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from vllm_lite.console import figures
-from vllm_lite.console.passage import STOPS
-from vllm_lite.console.theme import DIM, PROCESS_STYLES, STRONG, Screen
+from vllm_lite.console.passage import stop_label
+from vllm_lite.console.theme import DIM, STRONG, Screen
 from vllm_lite.tracing.compare import Figures, Pair, compare
 from vllm_lite.tracing.journey import Run
 
@@ -49,10 +49,7 @@ class Diff:
         heads = ["mean A", "mean B", "B/A", "", "p50 A", "p50 B", "p99 A", "p99 B", *(("times A", "times B") if times else ())]
         yield screen.fit(_columns(Text("station".ljust(LABEL), DIM), heads, [DIM] * len(heads)))
         for pair, a, b in self.difference.stops:
-            stop, verdict = STOPS[pair.name], _verdict(pair)
-            style = PROCESS_STYLES[stop.process]
-            line = Text().append(f"{stop.code or '  '} ", f"bold {style}").append(stop.name, style if stop.code else DIM)
-            line.append(" " * (LABEL - line.cell_len))
+            line, verdict = stop_label(pair.name, LABEL), _verdict(pair)
             values = [figures.ms(pair.a), figures.ms(pair.b), _ratio(pair), verdict]
             values += [figures.ms(value) for value in _quantiles(a, b)]
             values += [f"{figure.visits if figure else 0:,}" for figure in (a, b)] if times else []

@@ -6,8 +6,6 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
 KIB = 1024
 
@@ -43,8 +41,3 @@ def size(num_bytes: float) -> str:
 def count(number: int, noun: str, plural: str | None = None) -> str:
     """ "1 letter", "3 letters", "12,800 letters"."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of the sorted, non-empty `ordered` lies; a value that was measured, not a mean."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -18,7 +18,7 @@ from vllm_lite.console import figures
 from vllm_lite.console.bars import split
 from vllm_lite.console.columns import COLUMNS, PLANS, TIMED, WAIT, Column, Figures
 from vllm_lite.console.passage import STOPS
-from vllm_lite.console.rows import Cell, Ledger, Note, Row, fates, shorten
+from vllm_lite.console.rows import Cell, Ledger, Note, Row, fates
 from vllm_lite.console.theme import DIM, ERROR, FATE_STYLES, PROCESS_STYLES, STRONG, Screen, request_name, request_style
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import LATE, Bag, Run
@@ -44,7 +44,7 @@ class Mailroom:
     ) -> None:
         self.run = run
         self.ledger = Ledger(run, first, texts, numbers)
-        self.rows = shorten(self.ledger.rows, rows)
+        self.rows = self.ledger.shortened(rows)
 
     @property
     def folded(self) -> bool:
@@ -69,11 +69,13 @@ class _Layout:
     def __init__(self, view: Mailroom, screen: Screen) -> None:
         self.view, self.screen = view, screen
         self.held = [row for row in view.rows if isinstance(row, Row)]
+        self.cells = {id(row): {} if row.why else view.ledger.cells(row) for row in self.held}
+        self.drawn = [cell for cells in self.cells.values() for cell in cells.values()]
         self.known = Figures(view.run, self.held)
         self.columns: list[tuple[Column, int, dict[int, str]]] = []  # with its width and its text in each row, by id
         room = screen.width - sum(self._add(column, screen.width) for column in COLUMNS) - len(screen.glyphs.border) - 2
-        self.names = sorted({number for row in self.held for number in row.cells})
-        self.lane = max([4, *(len(self.word(cell)) for row in self.held for cell in row.cells.values())]) + 1
+        self.names = sorted({number for cells in self.cells.values() for number in cells})
+        self.lane = max([4, *(len(self.word(cell)) for cell in self.drawn)]) + 1
         self.lanes = bool(self.names) and len(self.names) * self.lane <= room
         mailboxes = max(GAP_LEAST, len(self.names) * self.lane) if self.lanes else NAMES_LEAST
         room -= mailboxes
@@ -93,7 +95,7 @@ class _Layout:
 
     def _room_for_text(self, room: int) -> int:
         """Cells for what callers read, in each lane; 0 where nobody wrote it down or there is too little room."""
-        if not self.lanes or not any(cell.text for row in self.held for cell in row.cells.values()):
+        if not self.lanes or not any(cell.text for cell in self.drawn):
             return 0
         spare = room // len(self.names) - self.lane - 1
         return min(spare, TEXT_MOST) if spare >= TEXT_LEAST else 0
@@ -145,7 +147,7 @@ class _Layout:
         line.append(f"  {self.screen.glyphs.border} ", DIM)
         if row.why:
             line.append(f"{row.why}: {_account(row.bags)}" if row.mixed else row.why, DIM)
-        elif not row.cells:
+        elif not self.cells[id(row)]:
             line.append(_account(row.bags))
         else:
             line.append_text(self._in_lanes(row) if self.lanes else self._grouped(row))
@@ -180,7 +182,7 @@ class _Layout:
         """A lane for each request, so that one reads down what came to it."""
         line = Text()
         for number in self.names:
-            cell = row.cells.get(number)
+            cell = self.cells[id(row)].get(number)
             if cell is None:
                 idle = self._under_way(number, row)
                 self.idle |= idle
@@ -207,7 +209,7 @@ class _Layout:
     def _grouped(self, row: Row) -> Text:
         """Too many for lanes: names by fate, the exceptions first."""
         by_word: dict[str, list[int]] = {}
-        for number, cell in sorted(row.cells.items()):
+        for number, cell in sorted(self.cells[id(row)].items()):
             by_word.setdefault(self.word(cell), []).append(number)
         line = Text()
         for word in sorted(by_word, key=lambda word: (word == WORDS[rec.PUT], word)):
@@ -216,15 +218,14 @@ class _Layout:
 
     def _legend(self) -> Iterator[Text]:
         """What the words mean, of those on the screen."""
-        cells = [cell for row in self.held for cell in row.cells.values()]
-        met, glyphs = {cell.fate for cell in cells}, self.screen.glyphs
+        met, glyphs = {cell.fate for cell in self.drawn}, self.screen.glyphs
         drawn = "in its column's colour" if self.screen.colour else "by its number, - the wire"
         entries = (
             ("put", "laid in the mailbox", rec.PUT in met),
             ("+n", "stapled: n letters now hang on the one not taken yet", rec.STAPLED in met),
             ("kept", "kept back for a later letter", rec.KEPT_BACK in met),
             ("late", "nobody waits for it any more", LATE in met),
-            (glyphs.end, "the answer's last", any(cell.last for cell in cells)),
+            (glyphs.end, "the answer's last", any(cell.last for cell in self.drawn)),
             (glyphs.idle, "under way, no letter in this bag", self.idle),
             (glyphs.gap, "bags left out, with the mean of each figure", self.view.folded),
             ("'...'", "what the caller read when it took the letter", bool(self.text)),

@@ -1,8 +1,6 @@
-"""When a request, a step or a bag was at each station: the one place that turns records into intervals.
+"""What a request's passage looks like as rows of a table or a waterfall: its stops, each with its intervals.
 
-Process: whichever prints. Knows: the journey model. Does not know: lines or colours.
-All times are wall nanoseconds (one clock for all processes of a host). Where two stations meet at one moment that two threads
-stamped, the later one starts no earlier than the one before it ends.
+Process: whichever prints. Knows: the journey model and its times. Does not know: views. All times are wall nanoseconds.
 Mirrors: nothing in vLLM.
 """
 
@@ -11,45 +9,41 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from vllm_lite.console.bars import Interval
-from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.journey import Bag, RequestJourney, Run, StepJourney
-from vllm_lite.tracing.stations import STATIONS
+from rich.text import Text
 
-WIRE_IN, WIRE = "wire in", "wire"
-QUEUED, PREFILL, DECODE, ABORT = "queued", "prefill", "decode", "abort"
+from vllm_lite.console.bars import Interval
+from vllm_lite.console.theme import DIM, PROCESS_STYLES
+from vllm_lite.tracing import records as rec
+from vllm_lite.tracing.journey import Bag, RequestJourney, Run, times
+from vllm_lite.tracing.stations import STATIONS
 
 
 class Stop(NamedTuple):
-    """A row of a table or a waterfall: a station, the wire, or a phase in the engine core (`code` is then "")."""
+    """A station, the wire, or a phase in the engine core (`code` is then "")."""
 
-    key: str
     code: str
     name: str
     process: str
 
 
-def _station(code: str) -> Stop:
-    station = STATIONS[code]
-    return Stop(code, code, station.name, station.process)
+def _stop(key: str) -> Stop:
+    if key in STATIONS:
+        return Stop(key, STATIONS[key].name, STATIONS[key].process)
+    if key in (times.WIRE_IN, times.WIRE):
+        return Stop("", "wire", "wire")
+    return Stop("", key, "frontend" if key == times.ABORT else "engine-core")
 
 
 # In the order in which a token meets them.
-STOPS: dict[str, Stop] = {
-    stop.key: stop
-    for stop in (
-        *(_station(code) for code in ("S1", "S2", "S3")),
-        Stop(WIRE_IN, "", "wire", "wire"),
-        _station("S4"),
-        Stop(QUEUED, "", "queued", "engine-core"),
-        Stop(PREFILL, "", "prefill", "engine-core"),
-        Stop(DECODE, "", "decode", "engine-core"),
-        *(_station(code) for code in ("S5", "S6", "S7")),
-        Stop(WIRE, "", "wire", "wire"),
-        *(_station(code) for code in ("S8", "S9")),
-        Stop(ABORT, "", "abort", "frontend"),
-    )
-}
+STOPS: dict[str, Stop] = {key: _stop(key) for key in times.STOPS}
+
+
+def stop_label(key: str, width: int) -> Text:
+    """Code and name of a stop in its process's colour, in `width` cells."""
+    stop = STOPS[key]
+    style = PROCESS_STYLES[stop.process]
+    line = Text().append(f"{stop.code or '  '} ", f"bold {style}").append(stop.name, style if stop.code else DIM)
+    return line.append(" " * (width - line.cell_len))
 
 
 class Slot(NamedTuple):
@@ -61,41 +55,18 @@ class Slot(NamedTuple):
     letters: int
 
 
-def step_intervals(step: StepJourney) -> dict[str, Interval]:
-    """S5 and S6 of a step, as far as they were recorded."""
-    wall = step.process.wall
-    found = {"S5": (wall(step.schedule.t0), wall(step.schedule.t1))}
-    if step.execute is not None:
-        found["S6"] = (wall(step.execute.t0), wall(step.execute.t1))
-    return found
-
-
-def bag_intervals(bag: Bag) -> dict[str, Interval]:
-    """S5 to S8 of a bag. S7 is from update_from_output to the encoded bag; from there to the clerk's hands it is the wire."""
-    found = step_intervals(bag.step) if bag.step else {}
-    sort, wall = bag.sort, bag.process.wall
-    received = wall(sort.t_received)
-    if bag.step is not None and bag.send is not None:
-        core = bag.step.process.wall
-        start = bag.step.update.t0 if bag.step.update else bag.send.t_queued
-        found["S7"] = (core(start), core(bag.send.t1))
-        found[WIRE] = (core(bag.send.t1), max(core(bag.send.t1), received))
-    found["S8"] = (received, wall(sort.t_done))
-    return found
-
-
 def slots(request: RequestJourney) -> list[Slot]:
     """What lay in the request's mailbox, in order (level 2 and up). The k-th put is what the k-th take found."""
-    wall = request.process.wall
-    takes = list(request.takes)
+    wall, takes, letters = request.process.wall, request.takes, request.letters
     found: list[Slot] = []
-    for letter in request.letters:
-        if letter.fate == rec.PUT:
+    for bag, place in zip(letters.sources, letters.places, strict=True):
+        fate, tokens = bag.sort.fates[place], bag.sort.tokens[place]
+        if fate == rec.PUT:
             take = takes[len(found)] if len(found) < len(takes) else None
-            t_put = wall(take.t - take.wait) if take else wall(letter.bag.sort.t_done)
-            found.append(Slot(t_put, wall(take.t) if take else None, letter.tokens, 1))
-        elif letter.fate == rec.STAPLED and found:
-            found[-1] = found[-1]._replace(tokens=found[-1].tokens + letter.tokens, letters=found[-1].letters + 1)
+            t_put = wall(take.t - take.wait) if take else wall(bag.sort.t_done)
+            found.append(Slot(t_put, wall(take.t) if take else None, tokens, 1))
+        elif fate == rec.STAPLED and found:
+            found[-1] = found[-1]._replace(tokens=found[-1].tokens + tokens, letters=found[-1].letters + 1)
     return found
 
 
@@ -105,25 +76,19 @@ def request_intervals(request: RequestJourney) -> dict[str, list[Interval]]:
     A step is shared: S5 to S8 are the whole step's and bag's, whoever else was in them.
     """
     found: dict[str, list[Interval]] = {key: [] for key in STOPS}
-    _entrance(request, found)
-    for step in request.steps:
-        for key, interval in step_intervals(step).items():
-            found[key].append(interval)
-    for bag in bags_of(request):
-        for key, interval in bag_intervals(bag).items():
-            if key not in ("S5", "S6"):
-                found[key].append(interval)
+    steps, bags = map(times.step_visits, request.steps), map(times.bag_visits, bags_of(request))
+    for visits in (times.request_visits(request), *steps, *bags):
+        for stop, t0, t1 in visits:
+            found[stop].append((t0, t1))
     end = request_end(request)
     found["S9"] = [(slot.t_put, slot.t_take if slot.t_take is not None else max(end, slot.t_put)) for slot in slots(request)]
-    _aborts(request, found)
     return found
 
 
 def bags_of(request: RequestJourney) -> list[Bag]:
     """The bags with a letter for this request; those of its steps where single letters were not recorded (level 1)."""
-    letters = [*request.letters, *request.late]
-    if letters:
-        return list({id(letter.bag): letter.bag for letter in letters}.values())
+    if request.letters or request.late:
+        return list(dict.fromkeys([*request.letters.sources, *(letter.bag for letter in request.late)]))
     return [bag for step in request.steps for bag in step.bags if bag.process is request.process]
 
 
@@ -147,47 +112,3 @@ def first_token(request: RequestJourney) -> int | None:
 def total(intervals: Iterable[Interval]) -> int:
     """Their lengths together."""
     return sum(t1 - t0 for t0, t1 in intervals)
-
-
-def _entrance(request: RequestJourney, found: dict[str, list[Interval]]) -> None:
-    wall, accept = request.process.wall, request.accept
-    if request.tokenise is not None:
-        found["S1"].append((wall(accept.t), wall(request.tokenise.t0)))
-        found["S2"].append((wall(request.tokenise.t0), wall(request.tokenise.t1)))
-    start = request.tokenise.t1 if request.tokenise else accept.t
-    for post in request.posts:
-        found["S3"].append((wall(start), wall(post.t1)))
-        start = post.t1
-    for stay in request.stays:
-        core = stay.process.wall
-        if stay.receive is not None and stay.post is not None:
-            sent = wall(stay.post.t1)
-            found[WIRE_IN].append((sent, max(sent, core(stay.receive.t0))))
-        if stay.receive is not None:
-            found["S4"].append((core(stay.receive.t0), core(stay.receive.t1)))
-        for spell in stay.spells:
-            stop = spell.t_preempted if spell.t_preempted is not None else stay.t_end
-            stop = stay.process.t_last if stop is None else stop
-            if spell.t_queued is not None:
-                found[QUEUED].append((core(spell.t_queued), core(spell.t_scheduled if spell.t_scheduled is not None else stop)))
-            if spell.t_scheduled is not None:
-                turn = _decode_start(spell.t_scheduled, [s.step for s in spell.shares if s.prefill], stop)
-                found[PREFILL].append((core(spell.t_scheduled), core(turn)))
-                if stop > turn:
-                    found[DECODE].append((core(turn), core(stop)))
-
-
-def _decode_start(scheduled: int, prefills: list[StepJourney], stop: int) -> int:
-    if not prefills:
-        return scheduled
-    last = prefills[-1]
-    ends = [last.update.t1] if last.update else [last.execute.t1] if last.execute else []
-    return min(stop, ends[0]) if ends else stop
-
-
-def _aborts(request: RequestJourney, found: dict[str, list[Interval]]) -> None:
-    """From the abort's posting to the moment the engine core heard it (an instant where it never did)."""
-    for abort in request.aborts:
-        posted = request.process.wall(abort.t)
-        heard = [p.wall(r.t) for p, r in request.abort_receipts if set(r.internal_ids) & set(abort.internal_ids)]
-        found[ABORT].append((posted, max(posted, min(heard, default=posted))))

@@ -7,13 +7,13 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from vllm_lite.console.figures import count, span
 from vllm_lite.console.theme import request_name
 from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.journey import LATE, Bag, RequestJourney, Run, StepJourney
+from vllm_lite.tracing.journey import LATE, Bag, Letter, RequestJourney, Run, StepJourney
 
 ALIKE_FROM = 8  # so many bags in a row that tell the same shrink to six rows
 TELLING = 30  # so many rows with a staple, a late letter or an event are never left out
@@ -42,14 +42,8 @@ class Row:
 
     bags: list[Bag]
     steps: list[StepJourney]
-    cells: dict[int, Cell] = field(default_factory=dict)  # by number of the request in the run
     why: str = ""
     mixed: bool = False  # the bags left out are not alike
-
-    @property
-    def story(self) -> object:
-        """Rows with the same story are alike."""
-        return sorted((request, cell.fate, cell.last) for request, cell in self.cells.items()), bool(self.bags)
 
 
 @dataclass
@@ -64,7 +58,7 @@ class Note:
 class Ledger:
     """The rows of a run, all of them. Its requests are numbered from `first`, or have these `numbers`.
 
-    `texts` are what callers read at each take, by their own request id.
+    `texts` are what callers read at each take, by their own request id. Nothing is done for each letter before a row is drawn.
     """
 
     def __init__(
@@ -75,13 +69,16 @@ class Ledger:
         numbers: Sequence[int] | None = None,
     ) -> None:
         self.requests = dict(zip(numbers or range(first, first + len(run.requests)), run.requests, strict=True))
-        self._texts = {number: iter((texts or {}).get(r.accept.external_id, ())) for number, r in self.requests.items()}
         self.numbers = {id(request): number for number, request in self.requests.items()}
-        self.piles: Counter[int] = Counter()
-        self.rows: list[Row | Note] = []
-        self._last = {n: r.letters.last for n, r in self.requests.items() if r.close and r.close.outcome == "finished"}
-        moments: list[tuple[int, int, Row | Note]] = []
-        moments += [(bag.process.wall(bag.sort.t_received), 1, self._bag(bag)) for bag in run.bags]
+        finished = [r for r in run.requests if r.letters and r.close and r.close.outcome == "finished"]
+        self._last = {id(r): (r.letters.sources[-1], r.letters.places[-1]) for r in finished}
+        self._endings = {id(bag) for bag, _ in self._last.values()}
+        self._texts: dict[tuple[int, int], str] = {}  # by id of the bag and place in it
+        for request in run.requests if texts else ():
+            self._texts |= zip(_puts(request), (texts or {}).get(request.accept.external_id, ()), strict=False)
+        moments: list[tuple[int, int, Row | Note]] = [
+            (bag.process.wall(bag.sort.t_received), 1, Row([bag], [bag.step] if bag.step else [])) for bag in run.bags
+        ]
         for step in run.steps:
             moments += self._step(step)
         for request in run.requests:
@@ -91,19 +88,22 @@ class Ledger:
         moments.sort(key=lambda moment: moment[:2])
         self.rows = [row for _, _, row in moments]
 
-    def _bag(self, bag: Bag) -> Row:
-        cells: dict[int, Cell] = {}
-        for letter in bag.letters:
-            if letter.request is None or (number := self.numbers.get(id(letter.request))) is None:
-                continue
-            text = ""
-            if letter.fate == rec.STAPLED:
-                self.piles[number] += 1
-            elif letter.fate == rec.PUT:
-                self.piles[number] = 0
-                text = next(self._texts[number], "")  # the k-th put is what the k-th take finds
-            cells[number] = Cell(letter.fate, self.piles[number], letter is self._last.get(number), text)
-        return Row([bag], [bag.step] if bag.step else [], cells)
+    def cells(self, row: Row) -> dict[int, Cell]:
+        """What each request got from a row's bag, by its number."""
+        letters = [(place, letter) for bag in row.bags for place, letter in enumerate(bag.letters)]
+        found = [(self.numbers.get(id(letter.request)), place, letter) for place, letter in letters]
+        return {number: self._cell(letter, place) for number, place, letter in found if number is not None}
+
+    def _cell(self, letter: Letter, place: int) -> Cell:
+        request, bag = letter.request, letter.bag
+        assert request is not None
+        if letter.fate == LATE:
+            return Cell(LATE)
+        pile, index = 0, request.letter_index(bag, place) if letter.fate == rec.STAPLED else -1
+        while index >= 0 and (fate := request.letters.sources[index].sort.fates[request.letters.places[index]]) != rec.PUT:
+            pile, index = pile + (fate == rec.STAPLED), index - 1
+        last = self._last.get(id(request)) == (bag, place)
+        return Cell(letter.fate, pile, last, self._texts.get((id(bag), place), ""))
 
     def _step(self, step: StepJourney) -> list[tuple[int, int, Row | Note]]:
         wall, plan = step.process.wall, step.schedule
@@ -129,41 +129,65 @@ class Ledger:
             text += f"; {count(len(request.late), 'late letter')}"
         return Note(text, number, bad=abort.reason != "stop_string")
 
+    # ---- what is left out --------------------------------------------------------------------------------------------------
 
-def shorten(rows: Sequence[Row | Note], limit: int | None) -> list[Row | Note]:
-    """At most about `limit` rows (None: all): first runs of bags that tell the same shrink, then the middle goes. Rows that
-    tell of more than ordinary letters stay, as long as they are few."""
-    if limit is None or len(rows) <= limit:
-        return list(rows)
-    kept = _telling(rows)
-    short = [row for part in _parts(rows, kept) for row in _shrink(part)]
-    if len(short) <= limit:
-        return short
-    head, tail = limit - limit // 3 - 1, limit // 3
-    middle = _parts(short[head : len(short) - tail], kept, alike=False)
-    return [*short[:head], *(row for part in middle for row in _fold(part)), *short[len(short) - tail :]]
+    def shortened(self, limit: int | None) -> list[Row | Note]:
+        """At most about `limit` rows (None: all): first runs of bags that tell the same shrink, then the middle goes. Rows that
+        tell of more than ordinary letters stay, as long as they are few."""
+        rows = self.rows
+        if limit is None or len(rows) <= limit:
+            return list(rows)
+        kept = self._telling()
+        short = [row for part in _parts(rows, kept, self._alike) for row in _shrink(part)]
+        if len(short) <= limit:
+            return short
+        head, tail = limit - limit // 3 - 1, limit // 3
+        middle = _parts(short[head : len(short) - tail], kept, lambda last, row: True)
+        return [*short[:head], *(row for part in middle for row in _fold(part)), *short[len(short) - tail :]]
+
+    def _telling(self) -> set[int]:
+        """Ids of the rows that must stay: staples, late letters and events, or without the staples, whichever are few."""
+        for told in ((rec.STAPLED, LATE), (LATE,)):
+            found = {id(row) for row in self.rows if isinstance(row, Note) or any(self._tells(bag, told) for bag in row.bags)}
+            if len(found) <= TELLING:
+                return found
+        return set()
+
+    def _tells(self, bag: Bag, told: Sequence[str]) -> bool:
+        """Whether a letter in it met one of these fates."""
+        may = bool(bag.late) or any(fate in bag.sort.fates for fate in told)
+        return may and not set(told).isdisjoint(self._fates(bag).values())
+
+    def _alike(self, a: Row | Note, b: Row | Note) -> bool:
+        """Whether bag `b` brought the same to the same requests as `a` before it, and was nobody's last."""
+        if isinstance(a, Note) or isinstance(b, Note) or not (a.bags and b.bags):
+            return isinstance(a, Row) and isinstance(b, Row) and not (a.bags or b.bags)
+        x, y = a.bags[0], b.bags[0]
+        if id(y) in self._endings:
+            return False
+        same = x.members == y.members and x.sort.fates == y.sort.fates and not (x.late or y.late)
+        return same or self._fates(x) == self._fates(y)
+
+    def _fates(self, bag: Bag) -> dict[RequestJourney | None, str]:
+        """What each known request got from it."""
+        letters = [*zip(bag.members, bag.sort.fates, strict=False), *((late.request, LATE) for late in bag.late)]
+        return {request: fate for request, fate in letters if id(request) in self.numbers}
 
 
-def _telling(rows: Sequence[Row | Note]) -> set[int]:
-    """Ids of the rows that must stay: staples, late letters and events, or without the staples, whichever are few."""
-    for fates_told in ((rec.STAPLED, LATE), (LATE,)):
-        found = {
-            id(row) for row in rows if isinstance(row, Note) or any(cell.fate in fates_told for cell in row.cells.values())
-        }
-        if len(found) <= TELLING:
-            return found
-    return set()
+def _puts(request: RequestJourney) -> list[tuple[int, int]]:
+    """Where the letters lay that its mailbox was empty for. The k-th of them is what the k-th take finds."""
+    letters = zip(request.letters.sources, request.letters.places, request.fates, strict=True)
+    return [(id(bag), place) for bag, place, fate in letters if fate == rec.PUT]
 
 
-def _parts(rows: Sequence[Row | Note], kept: set[int], *, alike: bool = True) -> list[list[Row | Note]]:
-    """The rows in parts that may shrink to fewer: those of one story, or (not `alike`) all between two that must stay."""
+def _parts(
+    rows: Sequence[Row | Note], kept: set[int], alike: Callable[[Row | Note, Row | Note], bool]
+) -> list[list[Row | Note]]:
+    """The rows in parts that may shrink to fewer: each `alike` the one before it, and none that must stay."""
     parts: list[list[Row | Note]] = []
     for row in rows:
         last = parts[-1][-1] if parts else None
-        joins = last is not None and id(row) not in kept and id(last) not in kept
-        if joins and alike:
-            joins = isinstance(row, Row) and isinstance(last, Row) and row.story == last.story
-        if joins:
+        if last is not None and id(row) not in kept and id(last) not in kept and alike(last, row):
             parts[-1].append(row)
         else:
             parts.append([row])
@@ -183,7 +207,7 @@ def _gap(rows: Sequence[Row | Note], how: str) -> Row:
     bags = [bag for row in held for bag in row.bags]
     notes = f", {count(len(rows) - len(held), 'event')}" if len(held) < len(rows) else ""
     steps = [step for row in held for step in row.steps]
-    return Row(bags, steps, mixed=how == "more", why=f"{len(bags):,} {how}{notes}")
+    return Row(bags, steps, mixed=how == "more", why=f"{len(bags or held):,} {how}{notes}")
 
 
 def fates(bags: Sequence[Bag]) -> Counter[str]:

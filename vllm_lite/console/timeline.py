@@ -15,30 +15,18 @@ from rich.text import Text
 from vllm_lite.console import figures
 from vllm_lite.console.bars import Interval, TimeScale
 from vllm_lite.console.passage import (
-    ABORT,
-    DECODE,
-    PREFILL,
-    QUEUED,
     STOPS,
-    Stop,
     first_token,
     request_end,
     request_intervals,
     slots,
+    stop_label,
     time_span,
     total,
 )
-from vllm_lite.console.theme import (
-    DIM,
-    ERROR,
-    PROCESS_NAMES,
-    PROCESS_STYLES,
-    STRONG,
-    Screen,
-    request_name,
-    request_style,
-)
+from vllm_lite.console.theme import DIM, ERROR, PROCESS_NAMES, PROCESS_STYLES, STRONG, Screen, request_name, request_style
 from vllm_lite.tracing.journey import RequestJourney, Run
+from vllm_lite.tracing.journey.times import ABORT, DECODE, PREFILL, QUEUED, request_visits
 
 LINES = 20  # requests shown on the common axis before the middle is left out
 NARROW = 100  # below this width the process column goes
@@ -110,7 +98,7 @@ class Waterfall:
             if with_process:
                 line.append(("" if stop.process == process else PROCESS_NAMES[stop.process]).ljust(LABEL), DIM)
             process = stop.process
-            line.append_text(_label(stop)).append(f"{len(intervals):,}".rjust(7), DIM)
+            line.append_text(stop_label(key, LABEL)).append(f"{len(intervals):,}".rjust(7), DIM)
             line.append(figures.ms(total(intervals)).rjust(10)).append(f" {screen.glyphs.border} ", DIM)
             line.append_text(_strip(intervals, scale, ticks, PROCESS_STYLES[stop.process], screen))
             yield screen.fit(line)
@@ -139,13 +127,6 @@ class Waterfall:
         yield screen.fit(Text(text, DIM))
 
 
-def _label(stop: Stop) -> Text:
-    style = PROCESS_STYLES[stop.process]
-    line = Text().append(f"{stop.code or '  '} ", f"bold {style}").append(stop.name, style if stop.code else DIM)
-    line.append(" " * (LABEL - line.cell_len))
-    return line
-
-
 def _strip(intervals: Sequence[Interval], scale: TimeScale, ticks: list[int], style: str, screen: Screen) -> Text:
     """How much of each cell's time was spent here, over a faint grid."""
     line = Text()
@@ -158,16 +139,16 @@ def _strip(intervals: Sequence[Interval], scale: TimeScale, ticks: list[int], st
 
 
 def _life(request: RequestJourney, number: int, scale: TimeScale, ticks: list[int], screen: Screen) -> Text:
-    found = request_intervals(request)
+    visits = list(request_visits(request))
     cells = [screen.glyphs.grid if i in ticks else " " for i in range(scale.cells)]
     styles = [DIM] * scale.cells
     for key, mark in zip((QUEUED, PREFILL, DECODE), screen.glyphs.phases, strict=True):
-        for t0, t1 in found[key]:
+        for t0, t1 in (visit[1:] for visit in visits if visit[0] == key):
             for i in range(scale.cell(t0), scale.cell(t1) + 1):
                 cells[i], styles[i] = mark, request_style(number)
-    if not any(found[key] for key in (QUEUED, PREFILL, DECODE)):
+    if not any(key in (QUEUED, PREFILL, DECODE) for key, _, _ in visits):
         cells[scale.cell(request.process.wall(request.accept.t))] = screen.glyphs.bullet
-    for t, _ in found[ABORT]:
+    for t in (t for key, t, _ in visits if key == ABORT):
         cells[scale.cell(t)], styles[scale.cell(t)] = "x", ERROR
     line = Text()
     for mark, style in zip(cells, styles, strict=True):
@@ -197,7 +178,7 @@ def ending(request: RequestJourney) -> str:
 def _facts(request: RequestJourney) -> str:
     close = request.close
     prompt = close.num_prompt_tokens if close else request.tokenise.num_prompt_tokens if request.tokenise else 0
-    answer = close.num_output_tokens if close else sum(letter.tokens for letter in request.letters)
+    answer = close.num_output_tokens if close else request.num_tokens
     return f"{prompt:>6}  {answer:>6}  {ending(request)}"
 
 

@@ -14,25 +14,15 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from vllm_lite.console import figures
-from vllm_lite.console.figures import count, percentile, size, span
-from vllm_lite.console.passage import (
-    ABORT,
-    DECODE,
-    PREFILL,
-    QUEUED,
-    STOPS,
-    WIRE,
-    WIRE_IN,
-    Stop,
-    first_token,
-    time_span,
-)
+from vllm_lite.console.figures import count, size, span
+from vllm_lite.console.passage import STOPS, first_token, stop_label, time_span
 from vllm_lite.console.rows import REASONS, fates
 from vllm_lite.console.theme import DIM, ERROR, PROCESS_NAMES, PROCESS_STYLES, STRONG, Screen
 from vllm_lite.console.timeline import ending
 from vllm_lite.tracing import records as rec
+from vllm_lite.tracing.compare import Figures, quantile
 from vllm_lite.tracing.journey import LATE, Run
-from vllm_lite.tracing.journey.times import station_times
+from vllm_lite.tracing.journey.times import ABORT, DECODE, PREFILL, QUEUED, WIRE, WIRE_IN, station_times
 from vllm_lite.tracing.stations import STATIONS
 
 LABEL = 13
@@ -67,7 +57,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str, str]]:
     yield "tokens", f"{prompt:,} in prompts ({cached:,} cached), {answer:,} in answers{rate}", ""
     firsts = sorted(first for request in run.requests if (first := first_token(request)) is not None)
     if firsts:
-        yield "first letter", f"{span(percentile(firsts, 0.5))} after accept (p50), {span(percentile(firsts, 0.99))} (p99)", ""
+        yield "first letter", f"{span(quantile(firsts, 0.5))} after accept (p50), {span(quantile(firsts, 0.99))} (p99)", ""
     yield from _steps(run)
     yield from _letters(run)
     yield from _faults(run)
@@ -121,27 +111,21 @@ def _faults(run: Run) -> Iterator[tuple[str, str, str]]:
 
 
 def _stations(run: Run, screen: Screen) -> Iterator[Text]:
-    figures_of = {stop: sorted(values) for stop, values in station_times(run).items()}
     head = "station".ljust(LABEL) + "times".rjust(7)
     for name in ("mean ms", "p50 ms", "p99 ms", "total ms"):
         head += name.rjust(11)
     meaning = screen.width >= MEANING_FROM
     yield screen.fit(Text(head + ("   place         what happens there" if meaning else ""), DIM))
-    for key, values in figures_of.items():
-        if values:
-            yield screen.fit(_station_line(STOPS[key], values, meaning))
-
-
-def _station_line(stop: Stop, values: list[int], meaning: bool) -> Text:
-    style = PROCESS_STYLES[stop.process]
-    line = Text().append(f"{stop.code or '  '} ", f"bold {style}").append(stop.name, style if stop.code else DIM)
-    line.append(" " * (LABEL - line.cell_len)).append(f"{len(values):,}".rjust(7), DIM)
-    for value in (sum(values) / len(values), percentile(values, 0.5), percentile(values, 0.99), sum(values)):
-        line.append(figures.ms(value).rjust(11))
-    if meaning:
-        line.append(f"   {PROCESS_NAMES[stop.process]:<14}", style)
-        line.append(STATIONS[stop.code].meaning if stop.code else _MEANINGS[stop.key], DIM)
-    return line
+    for key, values in station_times(run).items():
+        if (found := Figures.of(values)) is not None:
+            line = stop_label(key, LABEL).append(f"{found.visits:,}".rjust(7), DIM)
+            for value in (found.mean, found.p50, found.p99, found.total):
+                line.append(figures.ms(value).rjust(11))
+            if meaning:
+                process = STOPS[key].process
+                line.append(f"   {PROCESS_NAMES[process]:<14}", PROCESS_STYLES[process])
+                line.append(STATIONS[key].meaning if key in STATIONS else _MEANINGS[key], DIM)
+            yield screen.fit(line)
 
 
 _MEANINGS = {

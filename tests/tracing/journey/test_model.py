@@ -28,7 +28,6 @@ def test_a_column_is_a_sequence_of_what_it_makes(places: list[int], first: int, 
         column.places.append(place)
     expected = [f"s{place}" for place in places]
     assert (list(column), len(column), column[1:3]) == (expected, len(expected), expected[1:3])
-    assert column.last == (expected[-1] if expected else None)
     column.cut(first, last)
     kept = expected if len(expected) <= first + last else expected[:first] + expected[len(expected) - last :]
     assert (list(column), column.total, column.skipped) == (kept, len(expected), len(expected) - len(kept))
@@ -39,8 +38,19 @@ def test_a_column_is_a_sequence_of_what_it_makes(places: list[int], first: int, 
 def test_letters_are_made_once() -> None:
     front = make.front()
     request = make.request((front, make.accept()), (front, make.sort(0, 10, [(1, 1, "p")])))
-    assert request.letters[0] is request.letters.last
     assert request.letters[0] is request.letters[0].bag.letters[0]
+
+
+def test_a_letter_is_found_by_where_it_lay() -> None:
+    """With two answers to one prompt, a bag holds two letters of one request."""
+    front = make.front()
+    bags = [(front, make.sort(number, 10 * number, [(1, 1, "p"), (2, 1, "p"), (1, 1, "s")])) for number in range(3)]
+    request = make.request((front, make.accept()), *bags)
+    found = [
+        request.letter_index(bag, place) for bag, place in zip(request.letters.sources, request.letters.places, strict=True)
+    ]
+    assert found == list(range(6))
+    assert request.fates == "pspsps"
 
 
 def test_a_run_prints_in_one_line(canned: Run) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from tests.tracing import make
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import Run
-from vllm_lite.tracing.journey.times import STOPS, station_times
+from vllm_lite.tracing.journey.times import STOPS, WIRE, bag_visits, station_times, step_visits
 
 
 def test_every_stop_of_one_request() -> None:
@@ -78,3 +78,19 @@ def test_one_that_is_still_under_way_counts_until_its_process_was_last_seen() ->
 def test_preempted_requests_queue_and_compute_again(canned: Run) -> None:
     times = station_times(canned)
     assert [len(times[stop]) for stop in ("queued", "prefill", "decode", "S5", "S8", "S9")] == [4, 4, 4, 9, 9, 13]
+
+
+def test_a_bags_way_has_no_gap_between_its_encoding_and_the_clerk(canned: Run) -> None:
+    bag = canned.bags[0]
+    assert bag.step is not None
+    (_, s6) = step_visits(bag.step)
+    (s7, wire, s8) = bag_visits(bag)
+    assert (s6[0], s7[0], wire[0], s8[0]) == ("S6", "S7", WIRE, "S8")
+    assert s6[2] <= s7[1]
+    assert s7[2] == wire[1]
+    assert wire[2] == s8[1]
+
+
+def test_a_bag_without_its_step_has_only_the_clerks_time(canned: Run) -> None:
+    canned.bags[0].step = None
+    assert [stop for stop, _, _ in bag_visits(canned.bags[0])] == ["S8"]

@@ -61,7 +61,8 @@ def part(run: Run, request_ids: Collection[str]) -> Run:
 
 
 def _mailroom(run: Run, everything: bool) -> Iterator[RenderableType]:
-    if run.requests and not any(bag.letters for bag in run.bags) and any(bag.sort.num_outputs for bag in run.bags):
+    some, told = any(bag.sort.num_outputs for bag in run.bags), any(bag.sort.reqs or bag.late for bag in run.bags)
+    if run.requests and some and not told:
         yield Text("Single letters are recorded from level 2: there is no mailroom at level 1.")
     else:
         view = Mailroom(run, None if everything else ROWS, texts=read_texts(run.path))

@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.context import parse_traceparent
-from vllm_lite.tracing.journey.model import Bag, RequestJourney, Spell, Stay, StepJourney
+from vllm_lite.tracing.journey.model import LATE, Bag, Letter, RequestJourney, Spell, Stay, StepJourney
 from vllm_lite.tracing.process import Process
 
 EARLY = 10_000  # traces that may wait for their step's Schedule record before the oldest is given up
@@ -118,12 +118,11 @@ class Assembler:
                 request.num_tokens += record.tokens[place]
             elif record.reqs[place]:  # 0 stands for one that is not traced
                 self.unclaimed += 1
-        for place, (internal_id, _) in enumerate(record.late, len(bag.members)):
+        for internal_id, tokens in record.late:
             request, _ = self._posted.get(internal_id, (None, None))
-            bag.late_members.append(request)
+            bag.late.append(Letter(request, bag, tokens, LATE, max(len(record.slices) - 1, 0)))
             if request is not None:
-                request.late.sources.append(bag)
-                request.late.places.append(place)
+                request.late.append(bag.late[-1])
         bag.aborts = [(r, a) for r, a in self._stop_aborts.pop(process, []) if record.t_received <= a.t <= record.t_done]
         self.bags.append(bag)
         if sent_by := parse_traceparent(record.trace):
@@ -224,7 +223,7 @@ class Assembler:
         step.members.clear()
         step.preempted.clear()
         for bag in step.bags:
-            bag.members, bag.late_members = [None] * len(bag.members), [None] * len(bag.late_members)
+            bag.members, bag.late = [None] * len(bag.members), [letter._replace(request=None) for letter in bag.late]
             bag.aborts.clear()
             vars(bag).pop("letters", None)  # they hold on to their requests, and are made again for who still asks
 

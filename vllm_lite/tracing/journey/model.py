@@ -8,6 +8,7 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -83,11 +84,6 @@ class Column(Sequence[T]):
     def total(self) -> int:
         """How many items there were."""
         return self.places.total
-
-    @property
-    def last(self) -> T | None:
-        """The very last item."""
-        return self[-1] if self.places else None
 
     def cut(self, first: int, last: int) -> None:
         """As in Ends."""
@@ -188,7 +184,7 @@ class RequestJourney:
     stays: list[Stay] = field(default_factory=list)
     letters: Column[Letter] = field(default_factory=lambda: Column(lambda bag, place: bag.letters[place]))  # level 2 and up
     takes: Column[Take] = field(default_factory=lambda: Column(Take.of))  # level 2 and up
-    late: Column[Letter] = field(default_factory=lambda: Column(lambda bag, place: bag.letters[place]))
+    late: list[Letter] = field(default_factory=list)
     aborts: list[rec.Abort] = field(default_factory=list)
     abort_receipts: list[tuple[Process, rec.ReceiveAbort]] = field(default_factory=list)
     close: rec.Close | None = None
@@ -203,6 +199,21 @@ class RequestJourney:
             if len(stay.spells[-1].steps) > 2 * keep:
                 ends = keep if self.accept.level > 2 else 1
                 stay.spells[-1].steps.cut(len(stay.spells[-1].prefills) + ends, ends)
+
+    @property
+    def fates(self) -> str:
+        """Its letters' fates, late ones apart."""
+        return "".join([bag.sort.fates[place] for bag, place in zip(self.letters.sources, self.letters.places, strict=True)])
+
+    def letter_index(self, bag: Bag, place: int) -> int:
+        """Which of its letters lay at `place` in `bag`."""
+        index = bisect_left(self.letters.sources, bag.sort.bag, key=lambda bag: bag.sort.bag)
+        return self.letters.places.index(place, index)
+
+    @property
+    def waits(self) -> list[int]:
+        """How long each slot that was taken had been waiting."""
+        return [takes.waits[place] for takes, place in zip(self.takes.sources, self.takes.places, strict=True)]
 
     @property
     def receives(self) -> list[rec.Receive]:
@@ -267,22 +278,19 @@ class Bag:
     process: Process
     sort: rec.Sort
     members: list[RequestJourney | None] = field(default_factory=list)  # whose letters, beside sort.reqs
-    late_members: list[RequestJourney | None] = field(default_factory=list)  # beside sort.late
+    late: list[Letter] = field(default_factory=list)  # as if they had been in the last slice
     step: StepJourney | None = None
     send: rec.Send | None = None
     aborts: list[tuple[RequestJourney, rec.Abort]] = field(default_factory=list)  # stop strings found while sorting
 
     @cached_property
     def letters(self) -> list[Letter]:
-        """From level 2 on its letters, in order; at every level the late ones, last, as if they had been in the last slice."""
-        sort, last = self.sort, max(len(self.sort.slices) - 1, 0)
+        """From level 2 on its letters, in order; at every level the late ones, last."""
+        sort = self.sort
         slices = [index for index, (_, _, size) in enumerate(sort.slices) for _ in range(size)]
-        slices += [last] * (len(sort.reqs) - len(slices))
+        slices += [max(len(sort.slices) - 1, 0)] * (len(sort.reqs) - len(slices))
         rows = zip(self.members, sort.tokens, sort.fates, slices, strict=False)
-        late = zip(self.late_members, sort.late, strict=False)
-        return [Letter(request, self, tokens, fate, index) for request, tokens, fate, index in rows] + [
-            Letter(request, self, tokens, LATE, last) for request, (_, tokens) in late
-        ]
+        return [Letter(request, self, tokens, fate, index) for request, tokens, fate, index in rows] + self.late
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -1,98 +1,110 @@
-"""How long requests, steps and bags stayed at each station: all visits of a run as plain lists of nanoseconds.
+"""When a request, a step or a bag was at each station, and for how long: the one place that turns records into times.
 
-Process: readers. Knows: the journey model. Does not know: screens. Every visit costs the same few look-ups, however long its
-answer, so that the figures of ten thousand requests are there at once.
+Process: readers. Knows: the journey model. Does not know: screens. All times are wall nanoseconds, one clock for all processes
+of a host. Where two threads stamped the moment at which two stations meet, the later one starts no earlier than the one before
+it ends. How long letters lay in mailboxes is read from columns, without an object for each token.
 Mirrors: nothing in vLLM.
 """
 
 from __future__ import annotations
 
-from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.journey.model import Bag, RequestJourney, Run, Spell, Stay
+from collections.abc import Iterator
 
+from vllm_lite.tracing import records as rec
+from vllm_lite.tracing.journey.model import Bag, RequestJourney, Run, Spell, Stay, StepJourney
+
+WIRE_IN, WIRE = "wire in", "wire"
+QUEUED, PREFILL, DECODE, ABORT = "queued", "prefill", "decode", "abort"
 # In the order in which a token meets them: the stations, the wire between processes, and the phases in the engine core.
-STOPS = (
-    *("S1", "S2", "S3", "wire in", "S4", "queued", "prefill", "decode"),
-    *("S5", "S6", "S7", "wire", "S8", "S9", "abort"),
-)
+STOPS = ("S1", "S2", "S3", WIRE_IN, "S4", QUEUED, PREFILL, DECODE, "S5", "S6", "S7", WIRE, "S8", "S9", ABORT)
+Visit = tuple[str, int, int]  # stop, from, to
 Times = dict[str, list[int]]
 
 
 def station_times(run: Run) -> Times:
     """Every visit's nanoseconds by stop, in no order: of requests, of steps (S5, S6) and of bags (S7, wire, S8)."""
     times: Times = {stop: [] for stop in STOPS}
+    for visits in (
+        *map(request_visits, run.requests),
+        *map(step_visits, run.steps),
+        *map(bag_visits, run.bags),
+    ):
+        for stop, t0, t1 in visits:
+            times[stop].append(t1 - t0)
     for request in run.requests:
-        _entrance(request, times)
-        for stay in request.stays:
-            _in_core(stay, times)
-        _mailbox(request, times)
-        _aborts(request, times)
-    for step in run.steps:
-        times["S5"].append(step.schedule.t1 - step.schedule.t0)
-        if step.execute is not None:
-            times["S6"].append(step.execute.t1 - step.execute.t0)
-    for bag in run.bags:
-        _bag(bag, times)
+        times["S9"] += request.waits
+        times["S9"] += _never_taken(request)
     return times
 
 
-def _entrance(request: RequestJourney, times: Times) -> None:
-    start = request.accept.t
+def request_visits(request: RequestJourney) -> Iterator[Visit]:
+    """Its way in, its stays in the engine core, its aborts; neither its mailbox nor the steps and bags that it shared."""
+    wall, start = request.process.wall, request.accept.t
     if request.tokenise is not None:
-        times["S1"].append(request.tokenise.t0 - start)
-        times["S2"].append(request.tokenise.t1 - request.tokenise.t0)
+        yield "S1", wall(start), wall(request.tokenise.t0)
+        yield "S2", wall(request.tokenise.t0), wall(request.tokenise.t1)
         start = request.tokenise.t1
-    for post in request.posts:
-        times["S3"].append(post.t1 - start)
+    for number, post in enumerate(request.posts):
+        if number and not request.has_samples:  # a session's later part, which came when it came
+            start = post.t0
+        yield "S3", wall(start), wall(post.t1)
         start = post.t1
+    for stay in request.stays:
+        yield from _in_core(stay)
+    for abort in request.aborts:  # until the engine core heard it; an instant where it never did
+        heard = [p.wall(r.t) for p, r in request.abort_receipts if not set(r.internal_ids).isdisjoint(abort.internal_ids)]
+        yield ABORT, wall(abort.t), max(wall(abort.t), min(heard, default=0))
 
 
-def _in_core(stay: Stay, times: Times) -> None:
+def step_visits(step: StepJourney) -> Iterator[Visit]:
+    """S5 and S6, as far as they were recorded."""
+    wall = step.process.wall
+    yield "S5", wall(step.schedule.t0), wall(step.schedule.t1)
+    if step.execute is not None:
+        yield "S6", wall(step.execute.t0), wall(step.execute.t1)
+
+
+def bag_visits(bag: Bag) -> Iterator[Visit]:
+    """S7, from update_from_output to the encoded bag; from there to the clerk's hands it is the wire; then S8."""
+    received = bag.process.wall(bag.sort.t_received)
+    if bag.step is not None and bag.send is not None:
+        sent = bag.step.process.wall(bag.send.t1)
+        start = bag.step.update.t0 if bag.step.update else bag.send.t_queued
+        yield "S7", bag.step.process.wall(start), sent
+        yield WIRE, sent, max(sent, received)
+    yield "S8", received, bag.process.wall(bag.sort.t_done)
+
+
+def _in_core(stay: Stay) -> Iterator[Visit]:
+    wall = stay.process.wall
     if stay.receive is not None:
-        times["S4"].append(stay.receive.t1 - stay.receive.t0)
-    if stay.receive is not None and stay.post is not None and stay.request is not None:
-        sent = stay.request.process.wall(stay.post.t1)
-        times["wire in"].append(max(stay.process.wall(stay.receive.t0) - sent, 0))
+        if stay.post is not None and stay.request is not None:
+            sent = stay.request.process.wall(stay.post.t1)
+            yield WIRE_IN, sent, max(sent, wall(stay.receive.t0))
+        yield "S4", wall(stay.receive.t0), wall(stay.receive.t1)
     for spell in stay.spells:
-        _spell(stay, spell, times)
+        yield from _spell(stay, spell)
 
 
-def _spell(stay: Stay, spell: Spell, times: Times) -> None:
+def _spell(stay: Stay, spell: Spell) -> Iterator[Visit]:
     """Queued until its first step, prefilled until the step that computed the last of its prompt, decoded until its end."""
+    wall, scheduled = stay.process.wall, spell.t_scheduled
     end = spell.t_preempted if spell.t_preempted is not None else stay.t_end
     end = stay.process.t_last if end is None else end
-    scheduled = spell.t_scheduled
     if spell.t_queued is not None:
-        times["queued"].append((end if scheduled is None else scheduled) - spell.t_queued)
+        yield QUEUED, wall(spell.t_queued), wall(end if scheduled is None else scheduled)
     if scheduled is None:
         return
     prefills = spell.prefills
-    turn = scheduled if not prefills else min(end, prefills[-1].step.t_end)
-    times["prefill"].append(turn - scheduled)
+    turn = min(end, prefills[-1].step.t_end) if prefills else scheduled
+    yield PREFILL, wall(scheduled), wall(turn)
     if end > turn:
-        times["decode"].append(end - turn)
+        yield DECODE, wall(turn), wall(end)
 
 
-def _mailbox(request: RequestJourney, times: Times) -> None:
-    """How long each letter lay there; one that was never taken, until the request's end."""
-    times["S9"] += [takes.waits[place] for takes, place in zip(request.takes.sources, request.takes.places, strict=True)]
-    if request.close is not None and request.close.left:
-        puts = [letter for letter in request.letters if letter.fate == rec.PUT]
-        times["S9"] += [max(request.close.t - letter.bag.sort.t_done, 0) for letter in puts[len(request.takes) :]]
-
-
-def _aborts(request: RequestJourney, times: Times) -> None:
-    """From the abort's posting until the engine core heard it."""
-    for abort in request.aborts:
-        heard = [p.wall(r.t) for p, r in request.abort_receipts if not set(r.internal_ids).isdisjoint(abort.internal_ids)]
-        posted = request.process.wall(abort.t)
-        times["abort"].append(max(min(heard, default=posted) - posted, 0))
-
-
-def _bag(bag: Bag, times: Times) -> None:
-    times["S8"].append(bag.sort.t_done - bag.sort.t_received)
-    if bag.step is not None and bag.send is not None:
-        start = bag.step.update.t0 if bag.step.update else bag.send.t_queued
-        times["S7"].append(bag.send.t1 - start)
-        sent = bag.step.process.wall(bag.send.t1)
-        times["wire"].append(max(bag.process.wall(bag.sort.t_received) - sent, 0))
+def _never_taken(request: RequestJourney) -> list[int]:
+    """How long the letters lay there, until the request's end, that its caller did not take."""
+    if request.close is None or not request.close.left:
+        return []
+    puts = [bag for bag, fate in zip(request.letters.sources, request.fates, strict=True) if fate == rec.PUT]
+    return [max(request.close.t - bag.sort.t_done, 0) for bag in puts[len(request.takes) :]]
