@@ -12,7 +12,7 @@ from tests.frontend.fake_client import FakeClient
 from tests.frontend.helpers import ids, request, row
 from vllm_lite.exceptions import EngineDeadError, VLLMValidationError
 from vllm_lite.frontend.collector import RequestOutputCollector
-from vllm_lite.frontend.core_client import Bag
+from vllm_lite.frontend.core_client import Bag, Posted
 from vllm_lite.frontend.output_handler import CHUNK_SIZE, OutputHandler
 from vllm_lite.frontend.output_processor import OutputProcessor, OutputProcessorOutput
 from vllm_lite.frontend.stamps import Stamps
@@ -177,7 +177,7 @@ async def test_a_bag_is_stamped(processor: OutputProcessor) -> None:
     made = request("a", stop=["STOP"])
     collector = RequestOutputCollector(RequestOutputKind.DELTA, "a", trace, stamps)
     processor.add_request(made, None, queue=collector)
-    stamps.post(trace, "a", t0=1, span_id="0" * 15 + "1", body_size=1, sample=0, engine=0)
+    stamps.post(trace, "a", t0=1, span_id="0" * 15 + "1", sample=0, posted=Posted(0, 1))
     step_trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     client = FakeClient()
     client.put(row("a", ids("x")), step_trace=step_trace)

@@ -13,6 +13,7 @@ import pytest
 from tests.frontend.helpers import FINAL_ONLY, row
 from vllm_lite import PoolingParams, SamplingParams
 from vllm_lite.exceptions import EngineDeadError, QueueOverflowError, VLLMValidationError
+from vllm_lite.frontend.core_client import Posted
 from vllm_lite.frontend.stamps import BagStamp, Stamps, unsampled_headers
 from vllm_lite.tracing.control_page import ControlPage
 from vllm_lite.tracing.journey import Run
@@ -145,12 +146,13 @@ def test_unsampled_headers_pass_unchanged_but_for_the_flag(headers: Any, passed_
 def test_tokenise_and_post(made: Fixture) -> None:
     trace = made.accept()
     made.stamps.tokenise(trace, 5, 12)
-    made.stamps.post(trace, "mine-1", t0=6, span_id=SPAN, body_size=99, sample=0, engine=0)
+    made.stamps.post(trace, "mine-1", t0=6, span_id=SPAN, sample=0, posted=Posted(1, 99, "asked", [0.0, 2.0]))
     (request,) = made.read().requests
     assert request.tokenise is not None
     assert (request.tokenise.t0, request.tokenise.num_prompt_tokens) == (5, 12)
     (post,) = request.posts
     assert (post.internal_id, post.t0, post.span_id, post.body_size, post.sample) == ("mine-1", 6, SPAN, 99, 0)
+    assert (post.engine_index, post.choice, post.scores) == (1, "asked", [0.0, 2.0])
     assert post.t1 > 6
 
 
@@ -198,7 +200,7 @@ def test_an_abort_names_its_requests_and_carries_on_their_traces(made: Fixture) 
     one, several = made.accept(), made.accept()
     for trace, ids in ((one, ["a"]), (several, ["0_b", "1_b"])):
         for sample, internal_id in enumerate(ids):
-            made.stamps.post(trace, internal_id, t0=1, span_id=SPAN, body_size=1, sample=sample, engine=0)
+            made.stamps.post(trace, internal_id, t0=1, span_id=SPAN, sample=sample, posted=Posted(0, 1))
     headers = made.stamps.abort(["a", "0_b", "1_b", "untraced"], "api")
     assert sorted(headers) == ["0_b", "1_b", "a"]
     assert headers["0_b"] == headers["1_b"] != headers["a"]
@@ -252,8 +254,33 @@ def test_what_is_open_at_the_end_is_closed(made: Fixture) -> None:
 
 def test_a_death_is_noted(made: Fixture, tmp_path: Path) -> None:
     made.accept()
-    made.stamps.engine_dead(3)
-    assert [death.engine_index for _, death in made.read().deaths] == [3]
+    made.stamps.engine_dead(3, "it was killed")
+    assert [(death.engine_index, death.reason) for _, death in made.read().deaths] == [(3, "it was killed")]
+
+
+def test_gap_15_a_call_is_noted_at_its_end_however_that_comes(made: Fixture) -> None:
+    with made.stamps.call("sleep", 1, 7) as first:
+        pass
+    with pytest.raises(RuntimeError), made.stamps.call("wake_up", 0, 8):
+        raise RuntimeError("no \ud800 memory")
+    calls = [call.call[1] for call in made.read().calls if call.call is not None]
+    assert [(call.method, call.engine_index, call.call_id, call.error) for call in calls] == [
+        ("sleep", 1, 7, None),
+        ("wake_up", 0, 8, ("RuntimeError", "no \\ud800 memory")),
+    ]
+    assert first == f"00-{calls[0].trace_id}-{calls[0].span_id}-01"
+    assert calls[0].t0 <= calls[0].t1 <= calls[1].t0 <= calls[1].t1
+
+
+@pytest.mark.parametrize(("level", "sampler"), [(0, "always_on"), (3, "always_off")])
+def test_a_call_that_is_not_sampled_is_not_noted(monkeypatch: pytest.MonkeyPatch, level: int, sampler: str) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    made = Fixture(level)
+    with made.stamps.call("sleep", 0, 1) as traceparent:
+        assert traceparent is None
+    made.stamps.phase("ready", 1)
+    made.stamps.shutdown(5)
+    assert list(made.run_dir.glob("*.vlt")) == []
 
 
 def test_level_1_counts_what_level_2_would_have_noted_letter_by_letter() -> None:
@@ -318,7 +345,7 @@ def test_a_shutdown_ends_who_still_waits_and_lets_the_answered_be(made: Fixture)
     traces = [made.accept() for _ in range(3)]
     for trace, internal_ids in zip(traces, (["a"], ["b", "c"], ["d"]), strict=True):
         for internal_id in internal_ids:
-            made.stamps.post(trace, internal_id, t0=1, span_id="5" * 16, body_size=9, sample=0, engine=0)
+            made.stamps.post(trace, internal_id, t0=1, span_id="5" * 16, sample=0, posted=Posted(0, 9))
     traces[0].finish_reasons = ["length"]
     traces[1].finish_reasons = ["length"]  # one of its two answers
     ends = [request.close for request in made.read().requests]

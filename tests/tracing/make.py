@@ -155,6 +155,17 @@ def close(req: int = 1, t: int = 100, outcome: str = "finished", **fields: Any) 
     return rec.Close(req=req, t=t, outcome=outcome, **(defaults | fields))
 
 
+def call(t0: int, t1: int, **fields: Any) -> rec.Call:
+    defaults = {"call_id": 7, "method": "sleep", "engine_index": 0, "trace_id": TRACE, "span_id": ROOT, "error": None}
+    return rec.Call(t0=t0, t1=t1, **(defaults | fields))
+
+
+def serve(t_received: int, t0: int, t1: int, **fields: Any) -> rec.Serve:
+    ids = {"trace_id": TRACE, "parent_span_id": ROOT, "span_id": "4" * 16}
+    defaults = {"call_id": 7, "client_index": 0, "method": "sleep", "error": None, **ids}
+    return rec.Serve(t_received=t_received, t0=t0, t1=t1, **(defaults | fields))
+
+
 def assemble(*pairs: tuple[Process, rec.Record]) -> Assembler:
     assembler = Assembler()
     for process, record in pairs:
@@ -189,5 +200,6 @@ def run(*pairs: tuple[Process, rec.Record]) -> Run:
         assembler.phases,
         assembler.deaths,
         assembler.dropped,
+        list(assembler.calls.values()),
         unclaimed=assembler.unclaimed,
     )

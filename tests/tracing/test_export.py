@@ -25,7 +25,7 @@ def quiet() -> Iterator[None]:
 
 def test_every_format_of_one_run(canned_dir: Path, tmp_path: Path) -> None:
     targets = {name: tmp_path / name for name in FORMATS}
-    assert write_files(canned_dir, targets, {}) == dict.fromkeys(FORMATS, 153)
+    assert write_files(canned_dir, targets, {}) == dict.fromkeys(FORMATS, 158)
     assert len((tmp_path / "otlp").read_text().splitlines()) == 1
     assert len(json.loads((tmp_path / "jaeger").read_text())["data"]) == 13
     assert json.loads((tmp_path / "perfetto").read_text())["traceEvents"]
@@ -68,7 +68,7 @@ def test_a_run_is_sent_after_all(canned_dir: Path, canned: Run, protocol: str) -
     env = {"OTEL_EXPORTER_OTLP_PROTOCOL": protocol, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "50"}
     with receiver(protocol) as received:
         sent = send(canned_dir, read_settings(env, f"127.0.0.1:{received.port}"), env)
-    assert sent == Sent(153, 0, "")
+    assert sent == Sent(158, 0, "")
     assert received.span_ids == {span.span_id for span in run_spans(canned)}
     assert len(received.requests) == 4
 
@@ -76,5 +76,5 @@ def test_a_run_is_sent_after_all(canned_dir: Path, canned: Run, protocol: str) -
 def test_a_collector_that_is_not_there(canned_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     sent = send(canned_dir, read_settings({}, "127.0.0.1:1"), {})
-    assert (sent.arrived, sent.left) == (0, 153)
+    assert (sent.arrived, sent.left) == (0, 158)
     assert "127.0.0.1:1" in sent.answer

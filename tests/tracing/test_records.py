@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -28,7 +29,7 @@ def value_of(hint: Any) -> st.SearchStrategy[Any]:
         return integers
     if hint is float:
         return st.floats(allow_nan=False)
-    if get_origin(hint) is list:
+    if get_origin(hint) in (list, Sequence):
         return st.lists(value_of(arguments[0]), max_size=3)
     if get_origin(hint) is tuple:
         return st.tuples(*map(value_of, arguments))
@@ -66,6 +67,7 @@ def test_a_reader_ignores_fields_that_a_newer_writer_added() -> None:
         (rec.Takes([1, 1], [4, 11], [1, 1], [0, 0]), 11),
         (make.abort(t=12), 12),
         (make.close(t=13), 13),
+        (make.call(0, 13), 13),
         (make.receive(t0=1, t1=14), 14),
         (make.receive_abort(t=15), 15),
         (make.schedule(0, 14, {1: 1}), 16),
@@ -73,6 +75,7 @@ def test_a_reader_ignores_fields_that_a_newer_writer_added() -> None:
         (make.update(0, 1, 18), 18),
         (make.send(0, 17), 19),
         (rec.Leave(1, 20, "api", "waiting"), 20),
+        (make.serve(18, 19, 20), 20),
         (make.work(0, 1, 21), 21),
         (rec.Phase("warm_up", 1, 22), 22),
         (rec.EngineDead(0, 23), 23),

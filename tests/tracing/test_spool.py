@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -35,10 +36,10 @@ def test_the_bytes_of_a_spool(tmp_path: Path) -> None:
     writer = SpoolWriter(tmp_path, "frontend", "loop", HEADER)
     writer.write([phase(1)])
     writer.close(Bye(9))
-    body = bytes.fromhex("91943ca46c6f61640102")
+    body = bytes.fromhex("91953ca46c6f61640102c0")
     expected = spool.frame(msgspec.msgpack.encode(HEADER)) + spool.frame(body) + spool.frame(bytes.fromhex("91923f09"))
     assert (tmp_path / "frontend-42-loop.vlt").read_bytes() == expected
-    assert spool.frame(body)[:8] == bytes.fromhex("0a000000") + bytes.fromhex("96a51964")
+    assert spool.frame(body)[:8] == bytes.fromhex("0b000000") + zlib.crc32(body).to_bytes(4, "little")
 
 
 @pytest.mark.parametrize("bad", [Phase("\ud800", 1, 2), Phase("load", 2**70, 2), Phase("load", object(), 2)])  # type: ignore[arg-type]

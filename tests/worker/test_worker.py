@@ -75,12 +75,13 @@ def records(run_dir: Path) -> list[Record]:
 
 def test_start_up_and_traced_steps_are_recorded(tiny_model_path: Path, tmp_path: Path) -> None:
     run_dir = create_run_dir(1, str(tmp_path / "run"))
+    page = ControlPage.open(run_dir)
+    page.life = True
     driver = Driver(make_config(tiny_model_path, trace_dir=str(run_dir), max_model_len=64))
     driver.add("r", [1, 2, 3])
     driver.step({"r": 3}, trace=TRACE)
     driver.step({"r": 1})  # not traced
     driver.step({"r": 1}, trace=TRACE)
-    page = ControlPage.open(run_dir)
     page.level = 0
     driver.step({"r": 1}, trace=TRACE)
     driver.worker.shutdown()

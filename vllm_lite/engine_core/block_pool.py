@@ -22,6 +22,7 @@ class BlockPool:
         self.blocks = [KVCacheBlock(block_id) for block_id in range(num_gpu_blocks)]
         self.free_block_queue = FreeKVCacheBlockQueue(self.blocks)
         self.cached_block_hash_to_block: dict[bytes, KVCacheBlock] = {}
+        self.num_evicted = 0  # cached blocks that were forgotten because somebody needed room
         self.null_block = self.free_block_queue.popleft()
         self.null_block.is_null = True
 
@@ -44,8 +45,9 @@ class BlockPool:
             raise ValueError(f"cannot take {num_blocks} of {self.free_block_queue.num_free_blocks} free blocks")
         blocks = self.free_block_queue.popleft_n(num_blocks)
         for block in blocks:
-            if self.enable_caching:
+            if block.block_hash is not None:
                 self.forget(block)
+                self.num_evicted += 1
             block.ref_cnt = 1
         return blocks
 

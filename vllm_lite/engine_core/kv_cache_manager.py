@@ -40,6 +40,7 @@ class KVCacheManager:
         self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}
         self._num_cached_blocks: dict[str, int] = {}
         self._stats = PrefixCacheStats()
+        self.num_refused = 0  # how often too few blocks were free; each request counts its own
 
     @property
     def usage(self) -> float:
@@ -83,6 +84,7 @@ class KVCacheManager:
         missing = -(-num_tokens // self.block_size) - len(blocks)
         if missing > 0:
             if missing > self.block_pool.free_block_queue.num_free_blocks:
+                self._count_refusal(request)
                 return None
             new = self.block_pool.get_new_blocks(missing)
             blocks.extend(new)
@@ -138,6 +140,7 @@ class KVCacheManager:
         taken_from_free = sum(block.ref_cnt == 0 for block in computed_blocks)
         missing = -(-must_fit // self.block_size) - len(computed_blocks) + taken_from_free
         if missing > self.block_pool.get_num_free_blocks():
+            self._count_refusal(request)
             return None
         self.block_pool.touch(computed_blocks)
         new = self.block_pool.get_new_blocks(-(-num_tokens // self.block_size) - len(computed_blocks))
@@ -145,6 +148,10 @@ class KVCacheManager:
         self._num_cached_blocks[request.request_id] = len(computed_blocks)
         self._cache_blocks(request, num_tokens)
         return KVCacheBlocks((new,))
+
+    def _count_refusal(self, request: Request) -> None:
+        self.num_refused += 1
+        request.num_refused += 1
 
     def _cache_blocks(self, request: Request, num_tokens: int) -> None:
         """Make the full blocks among the first `num_tokens` known to the prefix cache."""

@@ -27,6 +27,7 @@ from vllm_lite.config import VllmConfig
 from vllm_lite.engine_core.core import EngineCoreProc
 from vllm_lite.engine_core.executor.abstract import Executor
 from vllm_lite.exceptions import VLLMClientError
+from vllm_lite.tracing.recorder import now_ns
 from vllm_lite.wire.messages import PROTOCOL_VERSION, EngineHello, EngineInit, EngineStartFailed
 from vllm_lite.wire.sockets import make_zmq_socket
 
@@ -98,6 +99,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def start(handshake_address: str, engine_index: int) -> EngineCoreProc | None:
     """Shake hands and build the engine core; None where it cannot come up, which the launcher has been told then."""
+    t0 = now_ns()
     ctx: zmq.Context[Any] = zmq.Context()
     identity = engine_index.to_bytes(2, "little")
     handshake = make_zmq_socket(ctx, handshake_address, zmq.DEALER, bind=False, identity=identity, linger=HANDSHAKE_LINGER_MS)
@@ -106,8 +108,9 @@ def start(handshake_address: str, engine_index: int) -> EngineCoreProc | None:
         if not handshake.poll(HANDSHAKE_TIMEOUT_S * 1000):
             raise TimeoutError(f"no answer to HELLO within {HANDSHAKE_TIMEOUT_S} s")
         init = msgspec.msgpack.decode(handshake.recv(), type=EngineInit)
+        t1 = now_ns()
         vllm_config = msgspec.msgpack.decode(init.vllm_config, type=VllmConfig)
-        return EngineCoreProc(
+        core = EngineCoreProc(
             vllm_config,
             Executor.get_class(vllm_config),
             engine_index=engine_index,
@@ -116,6 +119,9 @@ def start(handshake_address: str, engine_index: int) -> EngineCoreProc | None:
             output_addresses=init.output_addresses,
             coordinator_address=init.coordinator_address,
         )
+        core.step_tracer.phase("handshake", t0, t1)
+        core.step_tracer.phase("engine_core.start", t0)
+        return core
     except Exception as error:
         if not isinstance(error, VLLMClientError):  # what the user asked for is answered by the sentence alone
             logger.exception("the engine core cannot start")
@@ -128,15 +134,15 @@ def start(handshake_address: str, engine_index: int) -> EngineCoreProc | None:
 
 def run(core: EngineCoreProc) -> int:
     """Serve until the end; a failure is logged and every front end is told that the engine is dead."""
-    failed = False
+    error: Exception | None = None
     try:
         core.run_busy_loop()
-    except Exception:
+    except Exception as failure:
         logger.exception("the engine core failed")
-        failed = True
+        error = failure
     finally:
-        core.shutdown(dead=failed)
-    return int(failed)
+        core.shutdown(error)
+    return int(error is not None)
 
 
 if __name__ == "__main__":

@@ -60,9 +60,10 @@ class LLMEngine:
         self.renderer, self.output_processor = parts.build_desk(config, log_stats=False)
         self.input_processor = InputProcessor(config, self.renderer)
         self._stamps: Stamps | None = parts.build_stamps(config) if multiprocess_mode else None
-        self.engine_core = parts.engine_core = make_client(config, multiprocess_mode=multiprocess_mode)
+        self.engine_core = parts.launch(lambda: make_client(config, multiprocess_mode=multiprocess_mode))
         take_ready(config, self.engine_core.ready)
-        self._supported_tasks = tuple(self.engine_core.call_utility("get_supported_tasks"))
+        self._supported_tasks = tuple(self.engine_core.ready[0].supported_tasks)
+        parts.started()
 
     # ---- requests ----------------------------------------------------------------------------------------------------------
 
@@ -124,15 +125,7 @@ class LLMEngine:
         span_id, t0 = new_span_id(), now_ns()
         request.trace_headers = trace.headers(request.trace_headers, span_id)
         posted = self.engine_core.add_request(request)
-        self._stamps.post(
-            trace,
-            request.request_id,
-            t0=t0,
-            span_id=span_id,
-            body_size=posted.body_size,
-            sample=sample,
-            engine=posted.engine_index,
-        )
+        self._stamps.post(trace, request.request_id, t0=t0, span_id=span_id, sample=sample, posted=posted)
 
     def abort_request(self, request_ids: Iterable[str]) -> None:
         """Give requests up, by internal id; `step` gives nothing of them any more."""

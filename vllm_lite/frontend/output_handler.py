@@ -70,7 +70,7 @@ class OutputHandler:
             if index is not None:
                 logger.error("the engine is dead: %s", error)
                 if self._stamps is not None:
-                    self._stamps.engine_dead(index)
+                    self._stamps.engine_dead(index, str(error))
             self._output_processor.propagate_error(error)
         except Exception as error:
             if loop.is_closed():  # collected long after its loop: nobody waits any more

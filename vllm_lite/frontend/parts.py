@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.exceptions import EngineDeadError
@@ -19,6 +21,9 @@ from vllm_lite.frontend.output_processor import OutputProcessor
 from vllm_lite.frontend.renderer import Renderer
 from vllm_lite.frontend.stamps import Stamps
 from vllm_lite.frontend.trace_run import TraceRun
+from vllm_lite.tracing.recorder import now_ns
+
+Client = TypeVar("Client", EngineCoreClient, SyncEngineCoreClient)
 
 
 class EngineParts:
@@ -26,6 +31,7 @@ class EngineParts:
 
     def __init__(self) -> None:
         self._owner = os.getpid()
+        self._t_start = self._t_desk = self._t_launched = now_ns()
         self.renderer: Renderer | None = None
         self.output_processor: OutputProcessor | None = None
         self.trace_run: TraceRun | None = None
@@ -37,6 +43,7 @@ class EngineParts:
     def build_desk(self, vllm_config: VllmConfig, *, log_stats: bool) -> tuple[Renderer, OutputProcessor]:
         """Where prompts are rendered and answers sorted."""
         self.renderer = Renderer.from_config(vllm_config)
+        self._t_desk = now_ns()
         self.drain_seconds = vllm_config.shutdown_timeout
         stream_interval = vllm_config.scheduler_config.stream_interval
         self.output_processor = OutputProcessor(self.renderer.tokenizer, log_stats=log_stats, stream_interval=stream_interval)
@@ -48,12 +55,30 @@ class EngineParts:
         vllm_config.observability_config.trace_dir = str(self.trace_run.path)
         model_config = vllm_config.model_config
         self.stamps = Stamps(self.trace_run.path, model_config.served_model_name or model_config.model)
+        self.stamps.phase("load_tokenizer", self._t_start, self._t_desk)
         return self.stamps
+
+    def launch(self, make: Callable[[], Client]) -> Client:
+        """The client of engine cores that are ready; its calls are noted from now on."""
+        t0 = now_ns()
+        self.engine_core = client = make()
+        self._t_launched = now_ns()
+        if self.stamps is not None:
+            self.stamps.phase("launch", t0, self._t_launched)
+            client.note_calls(self.stamps.call)
+        return client
+
+    def started(self) -> None:
+        """Requests can come."""
+        if self.stamps is not None:
+            self.stamps.phase("ready", self._t_launched)
+            self.stamps.phase("engine.start", self._t_start)
 
     def close(self, timeout: float | None = None) -> None:
         """End the task, the callers that still wait, the processes. From any thread, or with no loop left; once is enough."""
         if os.getpid() != self._owner:  # a fork of the process that owns them
             return
+        t0 = now_ns()
         with contextlib.ExitStack() as last_first:  # each goes whatever befalls the others
             if self.trace_run is not None:
                 last_first.callback(self.trace_run.close)
@@ -63,11 +88,11 @@ class EngineParts:
                 last_first.callback(self.renderer.shutdown)
             loop = None if self.handler_task is None else self.handler_task.get_loop()
             if loop is None or not loop.is_running() or asyncio._get_running_loop() is loop:
-                self._end_tasks()
+                self._end_tasks(t0)
             else:
                 if timeout is None:
                     self._drain()
-                loop.call_soon_threadsafe(self._end_tasks)
+                loop.call_soon_threadsafe(self._end_tasks, t0)
 
     def _drain(self) -> None:
         """Let requests in flight end, for `drain_seconds`; not on their own loop, which would stand still meanwhile."""
@@ -78,12 +103,12 @@ class EngineParts:
                 return
             time.sleep(0.01)
 
-    def _end_tasks(self) -> None:
+    def _end_tasks(self, t0: int) -> None:
         task = self.handler_task
         loop = None if task is None else task.get_loop()
         with contextlib.ExitStack() as last:
             if self.stamps is not None:
-                last.callback(self.stamps.shutdown)
+                last.callback(self.stamps.shutdown, t0)
             if loop is not None and loop.is_closed():  # nobody waits any more
                 return
             if self.output_processor is not None:

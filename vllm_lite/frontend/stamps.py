@@ -8,17 +8,19 @@ Mirrors: nothing in vLLM, whose OutputProcessor makes one span when a request ha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from vllm_lite.config.checks import INT64_MAX, INT64_MIN
 from vllm_lite.exceptions import EngineDeadError, QueueOverflowError, VLLMClientError
+from vllm_lite.frontend.core_client.client import Posted
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tracing.context import SpanContext, child_headers, header, new_span_id, parent_of
-from vllm_lite.tracing.recorder import Recorder, now_ns
+from vllm_lite.tracing.recorder import Recorder, described, now_ns
 from vllm_lite.tracing.records import (
     KEPT_BACK,
     PUT,
@@ -26,6 +28,7 @@ from vllm_lite.tracing.records import (
     Abort,
     Accept,
     AttributeValue,
+    Call,
     Close,
     EngineDead,
     Post,
@@ -46,6 +49,8 @@ class Stamps:
     def __init__(self, run_dir: Path, model: str) -> None:
         self._recorder = Recorder(run_dir, "frontend", "loop")
         self._sampler = Sampler()
+        self._recorder.sample_life(self._sampler.decide(None, "engine.start").sampled)
+        self.phase = self._recorder.phase
         self.take = self._recorder.take  # S9: a caller took a letter; no call of our own between, for there is one per token
         self._model = _writable(model)
         self._closed = False
@@ -103,18 +108,18 @@ class Stamps:
 
     def tokenise(self, trace: RequestTrace, t0: int, num_prompt_tokens: int) -> None:
         """S2: the prompt is token ids, and was checked."""
-        trace.num_prompt_tokens = num_prompt_tokens
+        trace.num_prompt_tokens += num_prompt_tokens
         self._recorder.append(Tokenise(trace.req, t0, now_ns(), num_prompt_tokens))
 
-    def post(
-        self, trace: RequestTrace, internal_id: str, *, t0: int, span_id: str, body_size: int, sample: int, engine: int
-    ) -> None:
+    def post(self, trace: RequestTrace, internal_id: str, *, t0: int, span_id: str, sample: int, posted: Posted) -> None:
         """S3: the request was handed to the socket."""
         if trace.closed:  # the engine was shut down meanwhile
             return
-        self._posted[internal_id] = trace
-        self._open[trace.req][1].append(internal_id)
-        self._recorder.append(Post(trace.req, internal_id, t0, now_ns(), span_id, body_size, sample, engine))
+        if internal_id not in self._posted:  # else a later part of a session
+            self._posted[internal_id] = trace
+            self._open[trace.req][1].append(internal_id)
+        engine, size, choice, scores = posted
+        self._recorder.append(Post(trace.req, internal_id, t0, now_ns(), span_id, size, sample, engine, choice, scores))
         self._recorder.flush()
 
     # ---- bags --------------------------------------------------------------------------------------------------------------
@@ -184,10 +189,28 @@ class Stamps:
             headers.update(dict.fromkeys(ids, trace.traceparent(span_id)))
         return headers
 
-    def engine_dead(self, engine_index: int) -> None:
+    @contextmanager
+    def call(self, method: str, engine_index: int, call_id: int) -> Iterator[str | None]:
+        """Around a utility call: gives the traceparent that goes with it, and notes how it ended."""
+        trace_id, _, sampled = self._sampler.decide(None, f"engine_core/{method}")
+        if not self.level or not sampled:
+            yield None
+            return
+        span_id, t0, error = new_span_id(), now_ns(), None
+        try:
+            yield SpanContext(trace_id, span_id, sampled).traceparent()
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            if not self._closed:
+                self._recorder.append(Call(call_id, method, engine_index, t0, now_ns(), trace_id, span_id, described(error)))
+                self._recorder.flush()
+
+    def engine_dead(self, engine_index: int, reason: str) -> None:
         """The front end has learned that an engine core is dead."""
         if self.level:
-            self._recorder.append(EngineDead(engine_index, now_ns()))
+            self._recorder.append(EngineDead(engine_index, now_ns(), reason))
             self._recorder.flush()
 
     def close_request(self, trace: RequestTrace, error: BaseException | None = None) -> None:
@@ -210,7 +233,7 @@ class Stamps:
                 puts=trace.puts,
                 staples=trace.staples,
                 takes=trace.takes,
-                left=trace.left,
+                left=trace.left if trace.left_tokens >= 0 else trace.puts - trace.staples - trace.takes,
                 kept_back=trace.kept_back,
                 num_prompt_tokens=trace.num_prompt_tokens,
                 num_output_tokens=trace.num_output_tokens,
@@ -222,13 +245,16 @@ class Stamps:
         )
         self._recorder.flush()
 
-    def shutdown(self) -> None:
-        """Close what is still open, and the spool. Who still waits for an answer is told that the engine is gone."""
+    def shutdown(self, t0: int | None = None) -> None:
+        """Close what is still open, and the spool. Who still waits for an answer is told that the engine is gone. `t0`: when
+        the engine was asked to end."""
         for trace, internal_ids in list(self._open.values()):
             answered = internal_ids and len(trace.finish_reasons) == len(internal_ids)
             self.close_request(trace, None if answered else EngineDeadError("the engine was shut down"))
         if not self._closed:
             self._closed = True
+            if t0 is not None:
+                self.phase("shutdown", t0)
             self._recorder.close()
 
 

@@ -41,7 +41,9 @@ def write_canned_run(run_dir: Path, level: int = 3, engine_dies: bool = False) -
         spools[writer] += [frame(encode(records))] if records else []
     for writer, frames in spools.items():
         role, thread = writer.split()
-        header = SpoolHeader(SCHEMA, role, PIDS[role], thread, "canned-host", ANCHOR.boot_id, ANCHOR.wall_ns, ANCHOR.mono_ns)
+        header = SpoolHeader(
+            SCHEMA, role, PIDS[role], thread, "canned-host", ANCHOR.boot_id, ANCHOR.wall_ns, ANCHOR.mono_ns, PIDS["frontend"]
+        )
         torn = TORN if engine_dies and thread == "main" else b""
         path = run_dir / segment_name(role, PIDS[role], thread, 0)
         path.write_bytes(b"".join((frame(encode(header)), *frames, torn)))

@@ -18,6 +18,7 @@ CONTROL_FILE = "control"
 _MAGIC = b"VLTC\x01"
 _SIZE = 128
 _LEVEL = 8
+_LIFE = 9
 _COUNT = 16  # int64: requests still to be traced; negative means no limit
 _PID = 24  # int64: the front end that owns the run
 _ANCHOR = 32  # two int64: wall and monotonic clock
@@ -62,6 +63,15 @@ class ControlPage:
     @level.setter
     def level(self, value: int) -> None:
         self._page[_LEVEL] = value
+
+    @property
+    def life(self) -> bool:
+        """Whether the engine's own life is sampled: start-up, and what comes of no request. The front end decides."""
+        return bool(self._page[_LIFE])
+
+    @life.setter
+    def life(self, value: bool) -> None:
+        self._page[_LIFE] = value
 
     @property
     def count(self) -> int:

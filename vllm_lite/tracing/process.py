@@ -21,6 +21,7 @@ class Process:
     pid: int
     host: str
     boot_id: str
+    parent_pid: int = 0  # of the process that started it
     offset: int = 0  # wall minus monotonic clock, ns; one for all processes of a boot
     threads: dict[str, bool] = field(default_factory=dict)  # thread -> its spool ended with a farewell
     t_last: int = 0  # the newest time seen in its records

@@ -193,7 +193,9 @@ class RunReader:
         key = (header.host, header.boot_id, header.pid, header.role)
         if key not in self.processes:
             anchor = self._anchors.setdefault(header.boot_id, Anchor(header.wall_ns, header.mono_ns, header.boot_id))
-            self.processes[key] = Process(header.role, header.pid, header.host, header.boot_id, anchor.offset)
+            self.processes[key] = Process(
+                header.role, header.pid, header.host, header.boot_id, header.parent_pid, anchor.offset
+            )
         process = self.processes[key]
         process.threads.setdefault(header.thread, False)
         return process

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from vllm_lite.tracing.clock import now_ns
 from vllm_lite.tracing.control_page import ControlPage
-from vllm_lite.tracing.records import Bye, Record, Takes
+from vllm_lite.tracing.records import Bye, Error, Phase, Record, Takes
 from vllm_lite.tracing.spool import SpoolWriter
 
-__all__ = ["Recorder", "now_ns"]
+__all__ = ["Recorder", "described", "now_ns"]
 
 
 class Recorder:
@@ -40,6 +40,16 @@ class Recorder:
         """Read the level from the control page; called once per step, bag or new request."""
         self.level = 0 if self._spool.failed else self._control.level
         return self.level
+
+    def sample_life(self, sampled: bool) -> None:
+        """Decide, for all processes of the run, whether phases are recorded."""
+        self._control.life = sampled
+
+    def phase(self, name: str, t0: int, t1: int | None = None, error: BaseException | None = None) -> None:
+        """A stretch of this process's life is over: from `t0` to `t1`, else now, ended by `error` perhaps."""
+        if self.refresh() and self._control.life:
+            self.append(Phase(name, t0, now_ns() if t1 is None else t1, described(error)))
+            self.flush()
 
     def admit(self) -> bool:
         """Count one more traced request against `--trace-count`; False once it is used up."""
@@ -66,3 +76,8 @@ class Recorder:
         self.flush()
         self._spool.close(Bye(now_ns() if t is None else t))
         self._control.close()
+
+
+def described(error: BaseException | None) -> Error | None:
+    """An error as records hold it: type and message, with lone surrogates, which UTF-8 cannot hold, written out."""
+    return None if error is None else (type(error).__name__, str(error).encode(errors="backslashreplace").decode())

@@ -13,12 +13,12 @@ from typing import ClassVar
 
 import msgspec
 
-AttributeValue = str | bool | int | float | Sequence[str | int]
+AttributeValue = str | bool | int | float | Sequence[str | int | float]
 
 # A letter's fate, one character each in Sort.fates.
 PUT, STAPLED, KEPT_BACK = "p", "s", "k"
 
-
+Error = tuple[str, str]  # type and message
 _LATEST = ("t_done", "t3", "t2", "t1", "ts", "t")  # whichever of these times a kind has first is its newest
 
 
@@ -76,6 +76,8 @@ class Post(Record, tag=3):
     body_size: int
     sample: int = 0
     engine_index: int = 0
+    choice: str = ""  # among several engine cores, why this one: "asked" or "least_busy"
+    scores: Sequence[float] = ()  # and how busy each was
 
 
 class Sort(Record, tag=4):
@@ -156,6 +158,19 @@ class Close(Record, tag=7):
     level: int = 3
 
 
+class Call(Record, tag=8):
+    """A method of an engine core was called (t0), and the call ended somehow (t1). It is a trace of its own."""
+
+    call_id: int
+    method: str
+    engine_index: int
+    t0: int
+    t1: int
+    trace_id: str
+    span_id: str
+    error: Error | None  # what the caller got instead of a result
+
+
 # ---- engine core ----------------------------------------------------------------------------------------------------------
 
 
@@ -203,6 +218,9 @@ class Schedule(Record, tag=22):
     num_running: int
     num_waiting: int
     kv_usage: float
+    num_evicted: int = 0  # since the last recorded step: cached blocks that were forgotten to make room,
+    num_refused: int = 0  # and how often blocks could not be had
+    refused: Sequence[tuple[int, int]] = ()  # those of `new` that this had befallen before, and how often
 
 
 class Execute(Record, tag=23):
@@ -227,6 +245,7 @@ class Update(Record, tag=24):
     t1: int
     finished: list[tuple[int, str]]
     num_bags: int = -1
+    stale: Sequence[tuple[str, int]] = ()  # tokens made for requests that were gone by then, by internal id
 
 
 class Send(Record, tag=25):
@@ -255,6 +274,21 @@ class Leave(Record, tag=26):
     status: str  # what it was doing: waiting | running | preempted
 
 
+class Serve(Record, tag=27):
+    """The engine core received a Call (t_received), began it (t0) and answered (t1)."""
+
+    call_id: int
+    client_index: int
+    method: str
+    trace_id: str
+    parent_span_id: str
+    span_id: str
+    t_received: int
+    t0: int
+    t1: int
+    error: Error | None
+
+
 # ---- worker ---------------------------------------------------------------------------------------------------------------
 
 
@@ -278,18 +312,20 @@ class Work(Record, tag=40):
 
 
 class Phase(Record, tag=60):
-    """A stretch of a process's start-up: "load_weights", "warm_up", "handshake", ..."""
+    """A stretch of a process's own life: "load_weights", "handshake", "shutdown", ... `error` ended it."""
 
     name: str
     t0: int
     t1: int
+    error: Error | None = None
 
 
 class EngineDead(Record, tag=61):
-    """The front end learned that engine `engine_index` is dead."""
+    """The front end learned that engine `engine_index` is dead, and what is known of its end."""
 
     engine_index: int
     t: int
+    reason: str = ""
 
 
 class Dropped(Record, tag=62):
@@ -306,7 +342,7 @@ class Bye(Record, tag=63):
 
 
 AnyRecord = (
-    Accept | Tokenise | Post | Sort | Takes | Abort | Close
-    | Receive | ReceiveAbort | Schedule | Execute | Update | Send | Leave | Work
+    Accept | Tokenise | Post | Sort | Takes | Abort | Close | Call
+    | Receive | ReceiveAbort | Schedule | Execute | Update | Send | Leave | Serve | Work
     | Phase | EngineDead | Dropped | Bye
 )  # fmt: skip

@@ -19,7 +19,8 @@ class RequestTrace:
 
     `req` numbers it in this process's spools, from 1; 0 in `Sort.reqs` stands for a letter of a request that is not traced.
     The counts go into `Close` and always hold: puts == takes + staples + left, where `left` is what lay in the slot at the
-    close or was replaced by an error. Letters kept back (FINAL_ONLY, stream_interval, n > 1) are no puts.
+    close or was replaced by an error: counted there, so that the sum can be checked. Letters kept back (FINAL_ONLY,
+    stream_interval, n > 1) are no puts.
     """
 
     req: int
@@ -29,6 +30,7 @@ class RequestTrace:
     puts: int = 0
     staples: int = 0
     takes: int = 0
+    left: int = 0
     kept_back: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0  # of all samples, as the caller gets them (cut at a stop string)
@@ -39,11 +41,6 @@ class RequestTrace:
     error_message: str | None = None  # why a sample ended with reason "error"
     left_tokens: int = -1  # new to the caller, in what lies in the slot at the close; -1 where nobody looked
     closed: bool = False  # set by whoever writes the Close record, so that there is exactly one
-
-    @property
-    def left(self) -> int:
-        """Letters that nobody took: what lies in the slot, and what an error replaced there."""
-        return self.puts - self.staples - self.takes
 
     def traceparent(self, span_id: str) -> str:
         """The header that makes `span_id`, a span of this request, the receiver's parent."""

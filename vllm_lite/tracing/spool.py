@@ -31,7 +31,8 @@ RUN_BYTES = 2 << 30
 
 
 class SpoolHeader(msgspec.Struct):
-    """First frame: who writes, and how its monotonic clock relates to the wall clock (both in ns, read together)."""
+    """First frame: who writes, how its monotonic clock relates to the wall clock (both in ns, read together), and who started
+    that process."""
 
     schema: int
     role: str
@@ -41,6 +42,7 @@ class SpoolHeader(msgspec.Struct):
     boot_id: str
     wall_ns: int
     mono_ns: int
+    parent_pid: int = 0
 
 
 class SpoolWriter:
@@ -187,4 +189,4 @@ def trim(run_dir: Path, run_bytes: int) -> list[str]:
 
 def _own_header(role: str, thread: str) -> SpoolHeader:
     wall_ns, mono_ns, boot_id = clock_anchor()
-    return SpoolHeader(SCHEMA, role, os.getpid(), thread, socket.gethostname(), boot_id, wall_ns, mono_ns)
+    return SpoolHeader(SCHEMA, role, os.getpid(), thread, socket.gethostname(), boot_id, wall_ns, mono_ns, os.getppid())

@@ -17,7 +17,7 @@ import torch
 from vllm_lite.config import VllmConfig
 from vllm_lite.tracing.context import new_span_id, parse_traceparent
 from vllm_lite.tracing.recorder import Recorder, now_ns
-from vllm_lite.tracing.records import Phase, Work
+from vllm_lite.tracing.records import Work
 from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 from vllm_lite.worker import loader
@@ -242,6 +242,5 @@ class Worker:
     def _phase(self, name: str) -> Iterator[None]:
         t0 = now_ns()
         yield
-        if self._recorder is not None and self._recorder.level:
-            self._recorder.append(Phase(name, t0, now_ns()))
-            self._recorder.flush()
+        if self._recorder is not None:
+            self._recorder.phase(name, t0)

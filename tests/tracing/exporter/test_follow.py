@@ -124,16 +124,30 @@ def test_a_step_waits_for_all_its_bags(writers: Writers, run_dir: Path) -> None:
     writers.close()
 
 
-def test_phases_after_the_first_request_are_out_at_once(writers: Writers, run_dir: Path) -> None:
+@pytest.mark.parametrize("sign", [rec.Phase("engine.start", 0, 5), make.accept(t=5)])
+def test_phases_wait_for_the_end_of_the_start_up_and_later_ones_for_no_more(
+    writers: Writers, run_dir: Path, sign: rec.Record
+) -> None:
     follower = Follower(run_dir)
     writers.write(writers.core, rec.Phase("load", 1, 2))
-    assert polled(follower, 0.0) == []
-    writers.write(writers.front, make.accept(t=5))
-    assert polled(follower, 1.0) == []
-    assert [span.name for span in polled(follower, 1.0 + SETTLE_S)] == ["engine.start", "load"]
+    assert polled(follower, 0.0) == polled(follower, 100.0) == []
+    writers.write(writers.front, sign, rec.Phase("ready", 4, 5))
+    assert polled(follower, 101.0) == []
+    assert {"load", "ready"} <= {span.name for span in polled(follower, 101.0 + SETTLE_S)}
     writers.write(writers.core, rec.Phase("wake_up", 10, 20))
-    [later] = polled(follower, 5.0)
+    assert polled(follower, 105.0) == []
+    [later] = polled(follower, 105.0 + SETTLE_S)
     assert (later.name, later.parent_span_id) == ("wake_up", None)
+    writers.close()
+
+
+def test_a_call_waits_for_both_its_halves(writers: Writers, run_dir: Path) -> None:
+    follower = Follower(run_dir)
+    writers.write(writers.core, make.serve(2, 3, 4), make.serve(2, 3, 4, parent_span_id="9" * 16))
+    assert polled(follower, 0.0) == polled(follower, SETTLE_S) == []
+    writers.write(writers.front, make.call(1, 5))
+    assert [span.kind.name for span in polled(follower, SETTLE_S + 0.1)] == ["CLIENT", "SERVER"]
+    assert [span.kind.name for span in polled(follower, PATIENCE_S)] == ["SERVER"]
     writers.close()
 
 

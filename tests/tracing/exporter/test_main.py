@@ -86,7 +86,7 @@ def test_a_run_arrives_whole_and_its_spools_go(canned_copy: Path, protocol: str)
 def test_keep_keeps_the_spools(canned_copy: Path) -> None:
     with receiver(HTTP) as received:
         export(canned_copy, "--endpoint", f"127.0.0.1:{received.port}", "--keep", OTEL_EXPORTER_OTLP_PROTOCOL=HTTP)
-    assert len(received.spans) == 153
+    assert len(received.spans) == 158
     assert len(list(canned_copy.glob("*.vlt"))) == 5
 
 
@@ -155,7 +155,7 @@ def test_a_collector_that_recovers_gets_everything(canned_copy: Path) -> None:
         endpoint = f"127.0.0.1:{received.port}"
         done = export(canned_copy, "--endpoint", endpoint, OTEL_EXPORTER_OTLP_PROTOCOL=HTTP, VLLM_LITE_TRACE_FLUSH_S="30")
     assert done.returncode == 0
-    assert len(received.span_ids) == len(received.spans) == 153
+    assert len(received.span_ids) == len(received.spans) == 158
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_a_bad_collector_delays_the_end_by_the_budget_at_most(
     with running(canned_copy, "--endpoint", endpoint, **variables) as exporter:
         assert exporter.let_go() < 0.8 + 1.0  # the second is for the start of the process itself
     assert exporter.child.returncode == 0
-    assert f"153 spans did not arrive at http://{endpoint}" in exporter.stderr
+    assert f"158 spans did not arrive at http://{endpoint}" in exporter.stderr
     again = exporter.stderr.strip().rpartition("this finishes the job: ")[2]
     assert again.startswith(f"python -m vllm_lite.tracing.exporter {canned_copy} --endpoint http")
     assert len(list(canned_copy.glob("*.vlt"))) == 5

@@ -40,6 +40,8 @@ def test_a_step_links_to_each_request_in_it(canned: Run) -> None:
         "vllm_lite.num_waiting": 0,
         "vllm_lite.kv.usage": 0.25,
         "vllm_lite.preempted": 0,
+        "vllm_lite.blocks_evicted": 0,
+        "vllm_lite.blocks_refused": 0,
     }
 
 

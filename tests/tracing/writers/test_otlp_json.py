@@ -43,7 +43,7 @@ def by_id(data: Any) -> dict[str, Any]:
 def test_every_line_is_an_export_request(canned: Run, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp_json, "LINE_SPANS", 50)
     spans = list(run_spans(canned))
-    assert write_otlp_json(spans, tmp_path / name, {}) == len(spans) == 153
+    assert write_otlp_json(spans, tmp_path / name, {}) == len(spans) == 158
     raw = (tmp_path / name).read_bytes()
     lines = (gzip.decompress(raw) if name.endswith(".gz") else raw).decode().splitlines()
     assert len(lines) == 4

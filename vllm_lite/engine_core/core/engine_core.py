@@ -73,7 +73,9 @@ class EngineCore(CoreControl):
         scheduling = vllm_config.scheduler_config
         scheduling.async_scheduling = _async_scheduling(scheduling.async_scheduling, executor_class)
         self.batch_queue: deque[StepInFlight] = deque()  # with async scheduling: what runs or waits for the workers
+        t0 = now_ns()
         self.model_executor = executor_class(vllm_config)
+        self.step_tracer.phase("build_executor", t0)
         try:
             if executor_fail_callback is not None:
                 self.model_executor.register_failure_callback(executor_fail_callback)
@@ -89,12 +91,14 @@ class EngineCore(CoreControl):
     def _initialize_kv_caches(self) -> KVCacheConfig:
         """Size the KV cache by the configuration, else by what the worker says is free, and let the worker allocate it."""
         executor, cache = self.model_executor, self.vllm_config.cache_config
+        t0 = now_ns()
         fixed = cache.num_gpu_blocks_override is not None or cache.kv_cache_memory_bytes is not None
         specs = executor.get_kv_cache_specs()
         available_bytes = None if fixed else executor.determine_available_memory()
         kv_cache_config = get_kv_cache_config(self.vllm_config, specs, available_bytes)
         cache.num_gpu_blocks = kv_cache_config.num_blocks
         executor.initialize_from_config(kv_cache_config)
+        self.step_tracer.phase("initialize_kv_caches", t0)
         tokens = (kv_cache_config.num_blocks - 1) * cache.block_size
         logger.info("KV cache: %d blocks, %d tokens", kv_cache_config.num_blocks, tokens)
         return kv_cache_config
@@ -134,7 +138,7 @@ class EngineCore(CoreControl):
         ids = list(requests) if request_ids is None else [i for i in dict.fromkeys(request_ids) if i in requests]
         for request_id in ids:
             request = requests[request_id]
-            if request.trace is not None:
+            if request.trace is not None and request.status != RequestStatus.WAITING_FOR_STREAMING_REQ:  # that part has left
                 self.step_tracer.leave(request.trace, request_id, reason, request.status.name.lower())
         return self.scheduler.finish_requests(ids, RequestStatus.FINISHED_ABORTED)
 
@@ -199,7 +203,7 @@ class EngineCore(CoreControl):
         self._process_aborts_queue()
         t0 = now_ns()
         bags = self.scheduler.update_from_output(step.plan, result)
-        self.step_tracer.updated(t0, step.stamp, bags)
+        self.step_tracer.updated(t0, step.stamp, bags, self.scheduler.stale_tokens)
         return bags
 
     def _process_aborts_queue(self) -> None:
@@ -219,10 +223,12 @@ class EngineCore(CoreControl):
         """Call a method of every worker; one result for each."""
         return self.model_executor.collective_rpc(method, timeout, tuple(args), kwargs)
 
-    def shutdown(self) -> None:
-        """Free the workers and close the spool. May be called more than once."""
+    def shutdown(self, error: BaseException | None = None) -> None:
+        """Free the workers and close the spool; `error` is what made this the end. May be called more than once."""
+        t0 = now_ns()
         self.model_executor.shutdown()
         if self._recorder is not None:
+            self._recorder.phase("shutdown", t0, error=error)
             self._recorder.close()
             self._recorder = None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
@@ -89,7 +88,7 @@ class EngineCoreProc(EngineCore):
         self.input_queue: InputQueue = SimpleQueue()
         self.output_queue: OutputQueue = SimpleQueue()
         self._shutdown_requested = False
-        self._deadline = 0.0
+        self._t_shutdown = 0
         self._ctx = ctx
         super().__init__(vllm_config, executor_class, log_stats, lambda: self._fail("the executor failed"))
         trace_dir = vllm_config.observability_config.trace_dir
@@ -151,18 +150,22 @@ class EngineCoreProc(EngineCore):
         self._input_thread.start()
         while True:
             self._process_input_queue()
-            if self._shutdown_requested and (not self.has_work() or time.monotonic() >= self._deadline):
+            if self._shutdown_requested and (not self.has_work() or self._had_its_time()):
                 break
             self._tell_coordinator()
             self._process_engine_step()
             self._tell_coordinator()
         self._abort_everything()
+        self.step_tracer.phase("drain", self._t_shutdown)
 
     def request_shutdown(self) -> None:
         """End the loop as soon as requests have ended or had their time; may be called from another thread."""
-        self._deadline = time.monotonic() + self.vllm_config.shutdown_timeout
+        self._t_shutdown = now_ns()
         self._shutdown_requested = True
         self.input_queue.put((EngineCoreRequestType.WAKEUP, None))
+
+    def _had_its_time(self) -> bool:
+        return now_ns() >= self._t_shutdown + self.vllm_config.shutdown_timeout * 1e9
 
     def _process_input_queue(self) -> None:
         """Handle what has arrived; with nothing to schedule, sleep until something does."""
@@ -207,6 +210,7 @@ class EngineCoreProc(EngineCore):
         elif request_type is EngineCoreRequestType.UTILITY:
             self._call_utility(payload)
         elif request_type is EngineCoreRequestType.EXECUTOR_FAILED:
+            self.model_executor.check_health()  # it may say more
             raise RuntimeError(payload)
 
     def _reject(self, rejected: Rejected) -> None:
@@ -232,6 +236,7 @@ class EngineCoreProc(EngineCore):
     def _call_utility(self, call: UtilityCall) -> None:
         """Run it and answer; a Future answers when it is done."""
         result: Future[Any] = Future()
+        t0 = now_ns()
         try:
             if call.method not in UTILITY_METHODS:
                 raise NotImplementedError(f"the engine core has no method {call.method!r}")
@@ -245,10 +250,11 @@ class EngineCoreProc(EngineCore):
         except Exception as error:
             logger.exception("utility call %s failed", call.method)
             result.set_exception(error)
-        result.add_done_callback(partial(self._answer_utility, call))
+        result.add_done_callback(partial(self._answer_utility, call, t0))
 
-    def _answer_utility(self, call: UtilityCall, result: Future[Any]) -> None:
+    def _answer_utility(self, call: UtilityCall, t0: int, result: Future[Any]) -> None:
         answer, error = UtilityOutput(call.call_id), result.exception()
+        self.step_tracer.served(call, t0, error)
         if error is None:
             answer.result = result.result()
         else:
@@ -275,11 +281,11 @@ class EngineCoreProc(EngineCore):
         """End the loop with an error; called from other threads."""
         self.input_queue.put((EngineCoreRequestType.EXECUTOR_FAILED, reason))
 
-    def shutdown(self, *, dead: bool = False) -> None:
-        """Free the workers, send what is queued (and, if `dead`, that the engine is), end both threads."""
+    def shutdown(self, error: BaseException | None = None) -> None:
+        """Free the workers, send what is queued (and, after an `error`, that the engine is dead), end both threads."""
         if self._output_thread.is_alive():
-            self.output_queue.put(OutputItem(0, None, last_word=dead))
+            self.output_queue.put(OutputItem(0, None, last_word=error is not None))
             self._output_thread.join()
-        super().shutdown()
+        super().shutdown(error)
         self._ctx.term()
         self._input_thread.join()

@@ -50,12 +50,14 @@ class Rejected(NamedTuple):
 
 
 class UtilityCall(msgspec.Struct, array_like=True):
-    """A UTILITY body."""
+    """A UTILITY body. The caller's span, where it is traced; and when the call was received, set by who received it."""
 
     client_index: int
     call_id: int
     method: str
     args: list[Any]
+    traceparent: str | None = None
+    t_received: int = 0
 
 
 class _Ping(msgspec.Struct, array_like=True):
@@ -195,7 +197,9 @@ class InputThread(threading.Thread):
             self._recorder.flush()
 
     def _on_utility(self, frames: list[bytes], t0: int) -> None:
-        self._input_queue.put((EngineCoreRequestType.UTILITY, MsgpackDecoder(UtilityCall).decode(frames)))
+        call = MsgpackDecoder(UtilityCall).decode(frames)
+        call.t_received = t0
+        self._input_queue.put((EngineCoreRequestType.UTILITY, call))
 
     def _on_ping(self, frames: list[bytes], t0: int) -> None:
         ping = MsgpackDecoder(_Ping).decode(frames)

@@ -1,4 +1,4 @@
-"""The engine core's stamps: which steps are recorded, and what is written about them.
+"""The engine core's stamps: which steps are recorded, and what is written about them, about calls and about its own life.
 
 Process: engine core, main thread. Knows: the recorder, traced requests by number. Does not know: how a step is planned or run;
 it is shown each stage's result. When tracing is off every method is skipped by its caller, or returns at its first line.
@@ -8,13 +8,14 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from vllm_lite.engine_core.core.io_threads import UtilityCall
 from vllm_lite.engine_core.request import Request
 from vllm_lite.engine_core.scheduler import Scheduler
-from vllm_lite.tracing.context import SpanContext, new_span_id, new_trace_id
-from vllm_lite.tracing.recorder import Recorder, now_ns
-from vllm_lite.tracing.records import Execute, Leave, Schedule, Update
+from vllm_lite.tracing.context import SpanContext, new_span_id, new_trace_id, parse_traceparent
+from vllm_lite.tracing.recorder import Recorder, described, now_ns
+from vllm_lite.tracing.records import Execute, Leave, Schedule, Serve, Update
 from vllm_lite.wire.messages import EngineCoreOutputs
 from vllm_lite.wire.step import SchedulerOutput
 
@@ -39,6 +40,7 @@ class StepTracer:
         self._recorder = recorder
         self._trace_steps = trace_steps
         self._live: dict[str, int] = {}  # traced requests that are in the core, by internal id
+        self._told = (0, 0)  # blocks evicted and refused until the last recorded step
         self.step_span_id: str | None = None  # of the step whose bags were stamped last
 
     def enter(self, request: Request) -> None:
@@ -70,6 +72,9 @@ class StepTracer:
                 tokens.append(count)
                 if prefill:
                     prefills.append(self._live[request_id])
+        new = [request for request in plan.scheduled_new_reqs if request.req_id in self._live]
+        manager, told = scheduler.kv_cache_manager, self._told
+        self._told = manager.block_pool.num_evicted, manager.num_refused
         self._recorder.append(
             Schedule(
                 plan.step,
@@ -80,18 +85,17 @@ class StepTracer:
                 reqs,
                 tokens,
                 prefills,
-                [
-                    (self._live[new.req_id], new.num_computed_tokens)
-                    for new in plan.scheduled_new_reqs
-                    if new.req_id in self._live
-                ],
+                [(self._live[request.req_id], request.num_computed_tokens) for request in new],
                 [self._live[request_id] for request_id in plan.preempted_req_ids if request_id in self._live],
                 len(plan.num_scheduled_tokens),
                 num_prefill,
                 plan.total_num_scheduled_tokens,
                 len(scheduler.running),
                 len(scheduler.waiting),
-                scheduler.kv_cache_manager.usage,
+                manager.usage,
+                self._told[0] - told[0],
+                self._told[1] - told[1],
+                [(self._live[r.req_id], count) for r in new if (count := scheduler.requests[r.req_id].num_refused)],
             )
         )
         plan.step_trace = SpanContext(stamp.trace_id, stamp.execute_span_id, sampled=True).traceparent()
@@ -103,8 +107,11 @@ class StepTracer:
         assert self._recorder is not None
         self._recorder.append(Execute(stamp.step, stamp.t_execute, now_ns(), stamp.execute_span_id))
 
-    def updated(self, t0: int, stamp: StepStamp | None, bags: Mapping[int, EngineCoreOutputs]) -> None:
-        """update_from_output ran from `t0` until now and made `bags`: stamp them, and write the step's frame."""
+    def updated(
+        self, t0: int, stamp: StepStamp | None, bags: Mapping[int, EngineCoreOutputs], stale: Sequence[tuple[str, int]]
+    ) -> None:
+        """update_from_output ran from `t0` until now and made `bags`, for nobody the `stale` tokens: stamp the bags, and write
+        the step's frame."""
         self.step_span_id = stamp.span_id if stamp is not None else None
         if stamp is None and not self._live:
             return
@@ -114,7 +121,7 @@ class StepTracer:
         if stamp is not None and self._recorder is not None:
             for bag in bags.values():
                 bag.step_trace = SpanContext(stamp.trace_id, new_span_id(), sampled=True).traceparent()
-            self._recorder.append(Update(stamp.step, t0, t1, finished, len(bags)))
+            self._recorder.append(Update(stamp.step, t0, t1, finished, len(bags), [row for row in stale if row[1]]))
             self._recorder.flush()
 
     def leave(self, number: int, request_id: str, reason: str, status: str) -> None:
@@ -123,6 +130,19 @@ class StepTracer:
         if self._recorder is not None:
             self._recorder.append(Leave(number, now_ns(), reason, status))
             self._recorder.flush()
+
+    def served(self, call: UtilityCall, t0: int, error: BaseException | None) -> None:
+        """A utility call that was begun at `t0` is answered."""
+        caller = parse_traceparent(call.traceparent)
+        if caller is not None and self._recorder is not None:
+            ids, times = (caller.trace_id, caller.span_id, new_span_id()), (call.t_received, t0, now_ns())
+            self._recorder.append(Serve(call.call_id, call.client_index, call.method, *ids, *times, described(error)))
+            self._recorder.flush()
+
+    def phase(self, name: str, t0: int, t1: int | None = None, error: BaseException | None = None) -> None:
+        """A stretch of the engine core's own life is over."""
+        if self._recorder is not None:
+            self._recorder.phase(name, t0, t1, error)
 
     def _wants(self, plan: SchedulerOutput) -> bool:
         if self._trace_steps == "sampled":

@@ -8,6 +8,7 @@ Mirrors: vllm/v1/engine/core_client.py (MPClient, AsyncMPClient, BackgroundResou
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import re
@@ -22,7 +23,7 @@ import zmq
 from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import refuse
 from vllm_lite.exceptions import EngineDeadError
-from vllm_lite.frontend.core_client.client import Bag, EngineCoreClient, Posted
+from vllm_lite.frontend.core_client.client import Bag, EngineCoreClient, NoteCall, Posted
 from vllm_lite.frontend.core_client.inbox import Inbox
 from vllm_lite.frontend.core_client.launcher import Handshake, hearing_ctrl_c, identity_of
 from vllm_lite.frontend.core_client.processes import EngineProcesses
@@ -108,12 +109,17 @@ class AsyncMPClient(EngineCoreClient):
         self._encoder = MsgpackEncoder()
         self._numbers = itertools.count(1)
         self._client_index = 0
+        self._note_call: NoteCall = lambda *_: contextlib.nullcontext()
         try:
             self.ready = self.resources.start(vllm_config, self.engine_indexes)
             self.resources.watch()
         except BaseException:
             self.shutdown(timeout=0)
             raise
+
+    def note_calls(self, note: NoteCall) -> None:
+        """From now on wrap every utility call in `note`."""
+        self._note_call = note
 
     @property
     def dead_error(self) -> EngineDeadError | None:
@@ -168,11 +174,13 @@ class AsyncMPClient(EngineCoreClient):
         self.resources.inbox.start()
         call_id = next(self._numbers)
         answer = self.resources.inbox.expect(call_id)
-        try:
-            self._send(EngineCoreRequestType.UTILITY, [self._client_index, call_id, method, args], engine_index)
-            return await answer
-        finally:
-            answer.cancel()
+        with self._note_call(method, engine_index, call_id) as traceparent:
+            try:
+                body = [self._client_index, call_id, method, args, traceparent]
+                self._send(EngineCoreRequestType.UTILITY, body, engine_index)
+                return await answer
+            finally:
+                answer.cancel()
 
     async def _ping(self, engine_index: int, seconds: float) -> None:
         self.resources.inbox.start()

@@ -7,7 +7,8 @@ Mirrors: vllm/v1/engine/core_client.py (EngineCoreClient)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from vllm_lite.exceptions import EngineDeadError
@@ -24,10 +25,16 @@ class Bag(NamedTuple):
 
 
 class Posted(NamedTuple):
-    """Which engine core a request was sent to, and how many bytes that took."""
+    """Which engine core a request was sent to, and how many bytes that took; among several also why that one ("asked",
+    "least_busy") and how busy each was."""
 
     engine_index: int
     body_size: int
+    choice: str = ""
+    scores: Sequence[float] = ()
+
+
+NoteCall = Callable[[str, int, int], AbstractContextManager[str | None]]  # method, engine core, call; the traceparent to send
 
 
 class EngineCoreClient(ABC):
@@ -37,6 +44,9 @@ class EngineCoreClient(ABC):
     """
 
     ready: list[EngineCoreReadyResponse]
+
+    def note_calls(self, note: NoteCall) -> None:  # noqa: B027  (a default for those that trace none)
+        """From now on wrap every utility call in `note`."""
 
     @property
     @abstractmethod
@@ -97,6 +107,9 @@ class SyncEngineCoreClient(ABC):
     """The same for a program without an event loop; one thread uses it. Calls raise EngineDeadError as above."""
 
     ready: list[EngineCoreReadyResponse]
+
+    def note_calls(self, note: NoteCall) -> None:  # noqa: B027  (as above)
+        """From now on wrap every utility call in `note`."""
 
     @property
     @abstractmethod

@@ -38,9 +38,10 @@ class DPLBAsyncMPClient(AsyncMPClient):
 
     async def add_request_async(self, request: EngineCoreRequest) -> Posted:
         """Send a request to the engine core that it names, else to the one with the least to do."""
-        index = self.balancer.choose(request.request_id, request.data_parallel_rank)
+        asked, scores = request.data_parallel_rank, self.balancer.scores()
+        index = self.balancer.choose(request.request_id, asked)
         try:
-            return self._post(request, index)
+            return self._post(request, index)._replace(choice="least_busy" if asked is None else "asked", scores=scores)
         except BaseException:
             self.balancer.forget(request.request_id)
             raise

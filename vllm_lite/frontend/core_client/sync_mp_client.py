@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from vllm_lite.config import VllmConfig
 from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.core_client.async_mp_client import AsyncMPClient
-from vllm_lite.frontend.core_client.client import Bag, Posted, SyncEngineCoreClient
+from vllm_lite.frontend.core_client.client import Bag, NoteCall, Posted, SyncEngineCoreClient
 from vllm_lite.wire.messages import EngineCoreRequest
 
 T = TypeVar("T")
@@ -32,6 +32,10 @@ class SyncMPClient(SyncEngineCoreClient):
         self.ready = self._client.ready
         self._thread = _LoopThread(self._client)
         self._finalizer = weakref.finalize(self, _LoopThread.close, self._thread)
+
+    def note_calls(self, note: NoteCall) -> None:
+        """From now on wrap every utility call in `note`; it runs on the loop's thread, while the caller waits."""
+        self._client.note_calls(note)
 
     @property
     def dead_error(self) -> EngineDeadError | None:

@@ -72,15 +72,16 @@ class Trees:
         return finding
 
     def nesting(self) -> Finding:
-        """No span ends before it starts; a child lies within its parent, to the nanosecond, but what a message started may end
-        at any time after."""
+        """No span ends before it starts; a child lies within its parent, to the nanosecond, but what a message started, or a
+        call that was given up, may end at any time after."""
         finding = Finding("nesting")
         for span in self.spans:
             finding.expect(span.start <= span.end, f"{_name(span)} ends {span.start - span.end} ns before it starts")
             parent = self.parent(span)
             if parent is None:
                 continue
-            late = max(parent.start - span.start, 0 if span.kind is Kind.CONSUMER else span.end - parent.end)
+            goes_on = span.kind is Kind.CONSUMER or (span.kind is Kind.SERVER and parent.error is not None)
+            late = max(parent.start - span.start, 0 if goes_on else span.end - parent.end)
             finding.expect(late <= 0, f"{_name(span)} is {late} ns outside {_name(parent)}")
         return finding
 

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from vllm_lite.tracing import spool
-from vllm_lite.tracing.journey import RequestJourney, StepJourney
+from vllm_lite.tracing.journey import RequestJourney, StepJourney, UtilityCall
 from vllm_lite.tracing.journey.assembler import EARLY, Assembler
 from vllm_lite.tracing.reader import RunReader
 from vllm_lite.tracing.run_dir import remove_if_empty
-from vllm_lite.tracing.spans import Span, bag_spans, life_spans, request_spans, stay_spans, step_spans
+from vllm_lite.tracing.spans import Span, bag_spans, call_spans, life_spans, request_spans, stay_spans, step_spans
 from vllm_lite.tracing.spans.stay import STEP_ENDS
 
 Journey = TypeVar("Journey", RequestJourney, StepJourney)
 POLL_BYTES = 1 << 20  # read between two looks at what is whole
 SETTLE_S = 1.0  # between what ends a trace and its export: for a late letter, or a record in another process's spool
+START = "engine.start"  # the front end's last phase of a start-up, which holds all others
 PATIENCE_S = 10.0  # for a part that should come but does not, its writer having died perhaps
 
 
@@ -34,11 +35,11 @@ class Follower:
         self.num_records = 0
         self.failures: list[str] = []  # what kept a trace from being made
         self.polls = 0  # how often `poll` was called
-        self._ended: dict[RequestJourney | StepJourney, float] = {}  # when its end was seen
+        self._ended: dict[RequestJourney | StepJourney | UtilityCall, float] = {}  # when its end was seen
         self._born: dict[RequestJourney | StepJourney, int] = {}  # number of the poll that found it, of those still here
-        self._accepted: int | None = None  # wall clock of the first request
-        self._start_up_due: float | None = None
-        self._started = False  # the start-up trace is out; phases that still come are traces of their own
+        self._num_phases = 0
+        self._phases_due = 0.0
+        self._started = False  # the engine has, so no phase that comes is part of one that takes long
 
     def poll(self, now: float, final: bool = False) -> Iterator[list[Span]]:
         """Read on, and give out the traces that are whole now; with `final` also those that never will be."""
@@ -87,7 +88,7 @@ class Follower:
             self.failures.append(repr(error))
             return []
 
-    def _settled(self, item: RequestJourney | StepJourney, whole: bool, now: float) -> bool:
+    def _settled(self, item: RequestJourney | StepJourney | UtilityCall, whole: bool, now: float) -> bool:
         return now - self._ended.setdefault(item, now) >= (SETTLE_S if whole else PATIENCE_S)
 
     def _forget(self, item: RequestJourney | StepJourney) -> None:
@@ -95,17 +96,18 @@ class Follower:
         self._born.pop(item, None)
 
     def _life(self, now: float, final: bool) -> Iterator[list[Span]]:
-        """Start-up as one trace, once the first request shows that it is over; later phases and deaths as they come."""
-        assembler = self.assembler
-        if self._accepted is None and assembler.requests:
-            self._accepted = min(request.process.wall(request.accept.t) for request in assembler.requests.values())
-            self._start_up_due = now + SETTLE_S
-        if not final and (self._start_up_due is None or now < self._start_up_due):
-            return
-        phases, deaths = assembler.phases, assembler.deaths
-        assembler.phases, assembler.deaths = [], []
-        yield list(life_spans(phases, deaths, 0 if self._started else self._accepted))
-        self._started = True
+        """Phases once the one that holds them has come too: at start-up when that is over; deaths and calls as they come."""
+        assembler, phases = self.assembler, self.assembler.phases
+        if len(phases) > self._num_phases:
+            self._num_phases, self._phases_due = len(phases), now + SETTLE_S
+        self._started = self._started or bool(assembler.requests) or any(phase.name == START for _, phase in phases)
+        if final or (self._started and now >= self._phases_due):
+            yield list(life_spans(phases, assembler.deaths))
+            assembler.phases, assembler.deaths, self._num_phases = [], [], 0
+        for span_id, call in list(assembler.calls.items()):
+            if final or self._settled(call, call.call is not None and call.serve is not None, now):
+                yield call_spans(assembler.calls.pop(span_id))
+                self._ended.pop(call, None)
 
 
 def _request_whole(request: RequestJourney) -> bool:

@@ -5,10 +5,23 @@ Mirrors: nothing in vLLM.
 """
 
 from vllm_lite.tracing.journey.load import load_run, no_collections
-from vllm_lite.tracing.journey.model import LATE, Bag, Letter, RequestJourney, Run, Share, Spell, Stay, StepJourney, Take
+from vllm_lite.tracing.journey.model import (
+    LATE,
+    Bag,
+    Letter,
+    RequestJourney,
+    Run,
+    Share,
+    Spell,
+    Stay,
+    StepJourney,
+    Take,
+    UtilityCall,
+)
 from vllm_lite.tracing.process import Process
 
 __all__ = [
-    "LATE", "Bag", "Letter", "Process", "RequestJourney", "Run", "Share", "Spell", "Stay", "StepJourney", "Take", "load_run",
+    "LATE", "Bag", "Letter", "Process", "RequestJourney", "Run", "Share", "Spell", "Stay", "StepJourney", "Take", "UtilityCall",
+    "load_run",
     "no_collections",
 ]  # fmt: skip

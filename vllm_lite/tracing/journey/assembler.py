@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.context import parse_traceparent
-from vllm_lite.tracing.journey.model import LATE, Bag, Letter, RequestJourney, Spell, Stay, StepJourney
+from vllm_lite.tracing.journey.model import LATE, Bag, Letter, RequestJourney, Spell, Stay, StepJourney, UtilityCall
 from vllm_lite.tracing.process import Process
 
 EARLY = 10_000  # traces that may wait for their step's Schedule record before the oldest is given up
@@ -31,13 +31,16 @@ class Assembler:
         self.stays: dict[Process, dict[int, Stay]] = defaultdict(dict)
         self.steps: dict[str, StepJourney] = {}  # by trace id
         self.bags: list[Bag] = []  # those of no known step, and all of them where nothing is forgotten
+        self.calls: dict[str, UtilityCall] = defaultdict(UtilityCall)  # by the caller's span
         self.phases: list[tuple[Process, rec.Phase]] = []
         self.deaths: list[tuple[Process, rec.EngineDead]] = []
         self.dropped: list[tuple[Process, rec.Dropped]] = []
         self.unclaimed = 0
         self._numbered: dict[Process, dict[int, RequestJourney]] = defaultdict(dict)
-        self._posted: dict[str, tuple[RequestJourney, rec.Post]] = {}  # by internal id
-        self._received: dict[str, Stay] = {}  # by internal id
+        self._posted: dict[str, RequestJourney] = {}  # by internal id
+        self._received: dict[str, Stay] = {}  # by internal id; of a session's parts the last
+        self._sent: dict[str, tuple[RequestJourney, rec.Post]] = {}  # not received as far as is known, by the sender's span id
+        self._arrived: dict[str, Stay] = {}  # not sent as far as is known, the same
         self._abort_receipts: dict[str, list[tuple[Process, rec.ReceiveAbort]]] = defaultdict(list)
         self._steps_by_number: dict[Number, StepJourney] = {}
         self._early: dict[str, list[Callable[[StepJourney], None]]] = defaultdict(list)  # before Schedule, by trace id
@@ -50,6 +53,7 @@ class Assembler:
             rec.Takes: self._takes,
             rec.Abort: self._abort,
             rec.Close: self._close,
+            rec.Call: lambda process, call: setattr(self.calls[call.span_id], "call", (process, call)),
             rec.Receive: self._receive,
             rec.ReceiveAbort: self._receive_abort,
             rec.Schedule: self._schedule,
@@ -57,6 +61,7 @@ class Assembler:
             rec.Update: self._update,
             rec.Send: lambda process, send: self._of_step(send.trace_id, lambda step: _sent(step, send)),
             rec.Leave: self._leave,
+            rec.Serve: lambda process, serve: setattr(self.calls[serve.parent_span_id], "serve", (process, serve)),
             rec.Work: lambda process, work: self._of_step(work.trace_id, lambda step: step.works.append((process, work))),
             rec.Phase: lambda process, phase: self.phases.append((process, phase)),
             rec.EngineDead: lambda process, death: self.deaths.append((process, death)),
@@ -81,14 +86,15 @@ class Assembler:
 
     def _tokenise(self, process: Process, record: rec.Tokenise) -> None:
         if request := self._request(process, record.req):
-            request.tokenise = record
+            request.tokenise = request.tokenise or record  # later ones are of a session's later parts
 
     def _post(self, process: Process, record: rec.Post) -> None:
         if request := self._request(process, record.req):
             request.posts.append(record)
-            self._posted[record.internal_id] = request, record
+            self._posted[record.internal_id] = request
+            self._sent[record.span_id] = request, record
             request.abort_receipts += self._abort_receipts.pop(record.internal_id, [])
-            self._join(record.internal_id)
+            self._join(record.span_id)
 
     def _takes(self, process: Process, record: rec.Takes) -> None:
         for place, request in enumerate(map(self._numbered[process].get, record.reqs)):
@@ -119,7 +125,7 @@ class Assembler:
             elif record.reqs[place]:  # 0 stands for one that is not traced
                 self.unclaimed += 1
         for internal_id, tokens in record.late:
-            request, _ = self._posted.get(internal_id, (None, None))
+            request = self._posted.get(internal_id)
             bag.late.append(Letter(request, bag, tokens, LATE, max(len(record.slices) - 1, 0)))
             if request is not None:
                 request.late.append(bag.late[-1])
@@ -139,19 +145,19 @@ class Assembler:
     def _receive(self, process: Process, record: rec.Receive) -> None:
         stay = self._stay(process, record.req)
         stay.receive, stay.spells[0].t_queued = record, record.t1
-        self._received[record.internal_id] = stay
-        self._join(record.internal_id)
+        self._received[record.internal_id] = self._arrived[record.parent_span_id] = stay
+        self._join(record.parent_span_id)
 
-    def _join(self, internal_id: str) -> None:
-        stay, posted = self._received.get(internal_id), self._posted.get(internal_id)
-        if stay is not None and posted is not None:
-            stay.request, stay.post = posted
+    def _join(self, span_id: str) -> None:
+        if span_id in self._sent and span_id in self._arrived:
+            stay = self._arrived.pop(span_id)
+            stay.request, stay.post = self._sent.pop(span_id)
             stay.request.stays.append(stay)
 
     def _receive_abort(self, process: Process, record: rec.ReceiveAbort) -> None:
         for internal_id in record.internal_ids:
             posted = self._posted.get(internal_id)
-            receipts = posted[0].abort_receipts if posted else self._abort_receipts[internal_id]
+            receipts = posted.abort_receipts if posted else self._abort_receipts[internal_id]
             receipts.append((process, record))
 
     def _leave(self, process: Process, record: rec.Leave) -> None:
@@ -165,6 +171,8 @@ class Assembler:
             step.preempted.append(stay)
             stay.spells[-1].t_preempted = record.t0
             stay.spells.append(Spell(req, record.t0))
+        for req, count in record.refused:
+            self._stay(process, req).num_refused = count
         stays = self.stays[process]
         step.members = [stays.get(req) or self._stay(process, req) for req in record.reqs]
         for stay in step.members:
@@ -182,6 +190,9 @@ class Assembler:
         for req, reason in record.finished:
             stay = self._stay(process, req)
             stay.finish_reason, stay.t_finished = reason, record.t1
+        for internal_id, count in record.stale:
+            if (gone := self._received.get(internal_id)) is not None:  # else it is not traced
+                gone.num_stale += count
 
     def _step(self, process: Process, number: int) -> StepJourney | None:
         step = self._steps_by_number.get((process, number))
@@ -208,6 +219,7 @@ class Assembler:
         del self._numbered[request.process][request.accept.req]
         for post in request.posts:
             self._posted.pop(post.internal_id, None)
+            self._sent.pop(post.span_id, None)
         for stay in request.stays:
             self.stays[stay.process].pop(stay.req, None)
             stay.spells.clear()

@@ -54,6 +54,7 @@ def assembled(path: Path, reader: RunReader, assembler: Assembler) -> Run:
         phases=sorted(assembler.phases, key=lambda item: item[0].wall(item[1].t0)),
         deaths=assembler.deaths,
         dropped=assembler.dropped,
+        calls=list(assembler.calls.values()),
         torn=reader.torn,
         unknown=reader.unknown,
         unclaimed=assembler.unclaimed,

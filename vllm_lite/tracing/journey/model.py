@@ -142,6 +142,8 @@ class Stay:
     finish_reason: str | None = None
     t_finished: int | None = None
     leave: rec.Leave | None = None
+    num_refused: int = 0  # how often blocks could not be had before its last admission
+    num_stale: int = 0  # tokens that were made when it was gone
     links: dict[int, Any] = field(default_factory=dict)  # by tokens: what its steps link to it with, made once
 
     @property
@@ -214,6 +216,16 @@ class RequestJourney:
     def waits(self) -> list[int]:
         """How long each slot that was taken had been waiting."""
         return [takes.waits[place] for takes, place in zip(self.takes.sources, self.takes.places, strict=True)]
+
+    @property
+    def internal_ids(self) -> list[str]:
+        """The engine's ids of it, one for each of n; a session's parts share theirs."""
+        return list(dict.fromkeys(post.internal_id for post in self.posts))
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether it asked for several answers."""
+        return len(self.posts) > 1 and self.posts[0].internal_id != self.posts[1].internal_id
 
     @property
     def receives(self) -> list[rec.Receive]:
@@ -294,6 +306,14 @@ class Bag:
 
 
 @dataclass(slots=True, eq=False, repr=False)
+class UtilityCall:
+    """A call of an engine core's method: the caller's half and the engine core's, of which one may be lost."""
+
+    call: tuple[Process, rec.Call] | None = None
+    serve: tuple[Process, rec.Serve] | None = None
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class Run:
     """All that the spools of one run directory tell, in the order of time."""
 
@@ -306,6 +326,7 @@ class Run:
     phases: list[tuple[Process, rec.Phase]] = field(default_factory=list)
     deaths: list[tuple[Process, rec.EngineDead]] = field(default_factory=list)
     dropped: list[tuple[Process, rec.Dropped]] = field(default_factory=list)
+    calls: list[UtilityCall] = field(default_factory=list)
     torn: int = 0  # spools whose last frame was cut short
     unknown: int = 0  # records of kinds that this version does not know
     unclaimed: int = 0  # records whose beginning is lost

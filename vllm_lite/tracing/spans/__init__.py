@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_lite.tracing.journey import Run
-from vllm_lite.tracing.spans.life import life_spans
+from vllm_lite.tracing.spans.life import call_spans, life_spans
 from vllm_lite.tracing.spans.model import Event, Kind, Link, Span
 from vllm_lite.tracing.spans.request import request_spans
 from vllm_lite.tracing.spans.stay import stay_spans
 from vllm_lite.tracing.spans.step import bag_spans, step_spans
 
 __all__ = [
-    "Event", "Kind", "Link", "Span", "bag_spans", "life_spans", "request_spans", "run_spans", "stay_spans", "step_spans",
+    "Event", "Kind", "Link", "Span", "bag_spans", "call_spans", "life_spans", "request_spans", "run_spans",
+    "stay_spans", "step_spans",
 ]  # fmt: skip
 
 
 def run_spans(run: Run) -> Iterator[Span]:
     """All spans of a run, trace by trace."""
-    accepted = [request.process.wall(request.accept.t) for request in run.requests]
-    yield from life_spans(run.phases, run.deaths, min(accepted, default=None))
+    yield from life_spans(run.phases, run.deaths)
+    for call in run.calls:
+        yield from call_spans(call)
     for request in run.requests:
         yield from request_spans(request)
     for stay in run.strays:

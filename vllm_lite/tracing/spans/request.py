@@ -56,7 +56,7 @@ def _root(request: RequestJourney) -> Span:
 
 def _asked(request: RequestJourney) -> Attributes:
     accept = request.accept
-    internal_ids = [post.internal_id for post in request.posts]
+    internal_ids = request.internal_ids
     return known(
         {
             "gen_ai.operation.name": accept.operation,
@@ -132,7 +132,7 @@ def _posts(request: RequestJourney, root: Span) -> list[Span]:
     spans = []
     for post in request.posts:
         parent = root
-        if len(request.posts) > 1:
+        if request.has_samples:
             parent = _sample(request, post, root)
             spans.append(parent)
         attributes: Attributes = {
@@ -141,6 +141,8 @@ def _posts(request: RequestJourney, root: Span) -> list[Span]:
             "messaging.message.body.size": post.body_size,
             "vllm_lite.engine_index": post.engine_index,
         }
+        if post.choice:
+            attributes |= {"vllm_lite.engine_choice": post.choice, "vllm_lite.engine_scores": list(post.scores)}
         t = post.t0, post.t1
         spans.append(parent.child("send engine_core.inputs", Kind.PRODUCER, t, attributes, span_id=post.span_id))
     return spans
@@ -203,7 +205,7 @@ def _abort_receipts(request: RequestJourney, root: Span) -> list[Span]:
 
 def _abort_receipt(request: RequestJourney, root: Span, process: Process, receipt: rec.ReceiveAbort) -> Span:
     """From the message to the request's leave, with what had been made too much."""
-    ids = {post.internal_id for post in request.posts}.intersection(receipt.internal_ids)
+    ids = set(request.internal_ids).intersection(receipt.internal_ids)
     senders = [parse_traceparent(receipt.headers.get(internal_id)) for internal_id in sorted(ids)]
     own = [abort.span_id for abort in request.aborts if ids.intersection(abort.internal_ids)]
     leaves = [stay.leave for stay in request.stays if stay.leave and stay.receive and stay.receive.internal_id in ids]

@@ -60,6 +60,8 @@ def _stay(stay: Stay, receive: rec.Receive) -> Span:
                 "gen_ai.response.finish_reasons": [stay.finish_reason] if stay.finish_reason else None,
                 "vllm_lite.leave.reason": stay.leave.reason if stay.leave else None,
                 "vllm_lite.leave.status": stay.leave.status if stay.leave else None,
+                "vllm_lite.blocks_refused": stay.num_refused or None,
+                "vllm_lite.stale_tokens": stay.num_stale or None,
             }
         ),
     }

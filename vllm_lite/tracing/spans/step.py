@@ -59,6 +59,8 @@ def _root(step: StepJourney) -> Span:
         "vllm_lite.num_waiting": schedule.num_waiting,
         "vllm_lite.kv.usage": schedule.kv_usage,
         "vllm_lite.preempted": len(schedule.preempted),
+        "vllm_lite.blocks_evicted": schedule.num_evicted,
+        "vllm_lite.blocks_refused": schedule.num_refused,
     }
     ids, times = (schedule.trace_id, schedule.span_id, None), (wall(schedule.t0), wall(step.t_end))
     span = Span(step.process, *ids, "engine_core.step", Kind.INTERNAL, *times, attributes, links=_links(step))
@@ -74,7 +76,7 @@ def _links(step: StepJourney) -> list[Link]:
     links: list[Link] = []
     sampled: dict[RequestJourney, int] = {}
     for stay, tokens in step.stays:
-        if stay.request is not None and len(stay.request.posts) > 1:
+        if stay.request is not None and stay.request.has_samples:
             sampled[stay.request] = sampled.get(stay.request, 0) + tokens
         elif (link := stay.links.get(tokens)) is not None:
             links.append(link)
@@ -134,6 +136,7 @@ def _update(step: StepJourney, root: Span) -> list[Span]:
     attributes: Attributes = {
         "code.function.name": "vllm_lite.engine_core.scheduler.Scheduler.update_from_output",
         "vllm_lite.num_finished": len(update.finished),
+        "vllm_lite.stale_tokens": sum(count for _, count in update.stale),
     }
     return [root.child("scheduler.update_from_output", Kind.INTERNAL, (update.t0, update.t1), attributes)]
 
