@@ -29,7 +29,6 @@ from vllm_lite.config import (
 from vllm_lite.config.checks import check_bool, check_int, check_number, refuse
 from vllm_lite.config.model import ATTENTION_BACKENDS, DTYPES
 from vllm_lite.config.model_files import DEFAULT_MODEL, resolve_model
-from vllm_lite.config.parallel import EXECUTOR_BACKENDS
 from vllm_lite.config.scheduler import POLICIES
 from vllm_lite.config.vllm import DEVICES, LOAD_FORMATS
 
@@ -97,7 +96,7 @@ class EngineArgs:
     async_scheduling: bool | None = _option(None, "plan the next step while one runs; on where that helps, if absent", bool)
     stream_interval: int = _option(SchedulerConfig.stream_interval, "tokens between two outputs of a stream", int)
     distributed_executor_backend: str = _option(
-        "uni", "worker inside the engine core (uni), in a process of its own (mp), or none (toy)", choices=EXECUTOR_BACKENDS
+        "uni", "worker inside the engine core (uni), in processes of its own (mp), none (toy), or module:Class of an Executor"
     )
     data_parallel_size: int = _option(1, "engine cores with the whole model each, behind one front end or several", int)
     data_parallel_rank: int = _option(0, "the one of them behind this front end, with --data-parallel-external-lb", int)
@@ -224,11 +223,13 @@ class AsyncEngineArgs(EngineArgs):
     """The options of an AsyncLLM: the same, and what it logs."""
 
     disable_log_stats: bool = _option(False, "count nothing: no figures in the log, no metrics", bool)
+    aggregate_engine_logging: bool = _option(False, "one line in the log for all engine cores together", bool)
     enable_log_requests: bool = _option(False, "log each request that is added, fails or is given up", bool)
 
     def create_engine_config(self) -> VllmConfig:
         """As in EngineArgs."""
         check_bool("disable_log_stats", self.disable_log_stats)
+        check_bool("aggregate_engine_logging", self.aggregate_engine_logging)
         check_bool("enable_log_requests", self.enable_log_requests)
         return super().create_engine_config()
 

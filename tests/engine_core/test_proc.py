@@ -40,6 +40,25 @@ def test_a_life_from_hello_to_sigterm() -> None:
         assert core.stop() == ""
 
 
+def test_a_client_whose_connection_closes_is_gone_with_its_requests() -> None:
+    with CoreProcess(toy_config(toy_step_time=0.005), num_clients=2) as core:
+        core.start()
+        core.add("theirs", PROMPT, SamplingParams(max_tokens=200), client_index=1)
+        core.bag(client=1)
+        core.add("late", PROMPT, SamplingParams(max_tokens=200), client_index=1)
+        core.inputs.pop().close(linger=1000)
+        core.outputs.pop().close()
+        core.add("ours", PROMPT, SamplingParams(max_tokens=60))
+        while (stats := core.bag().scheduler_stats) is None or stats.num_running_reqs != 1:
+            pass
+        assert core.answers("ours")["ours"][1] == "length"
+        core.utility(1, "reset_prefix_cache")
+        while (answer := core.bag().utility_output) is None:
+            pass
+        assert answer.result is True  # so nobody holds a block
+        assert core.stop() == ""
+
+
 def test_several_clients_each_get_their_own_bags() -> None:
     with CoreProcess(toy_config(), num_clients=2) as core:
         core.start()

@@ -45,7 +45,8 @@ async def unharmed(engine: AsyncLLM, misuse: Callable[[zmq.Socket[Any]], None], 
             if where == "inputs":
                 misuse(client.resources.inputs)
             else:
-                stranger.connect(str(client.resources._address("outputs")))
+                assert client.resources.engines is not None
+                stranger.connect(client.resources.engines.addresses[0]["output_address"])
                 misuse(stranger)
         assert running.result() == await answer("after") == expected_tokens(PROMPT, 100)
     assert not engine.errored

@@ -47,7 +47,7 @@ def make(tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mak
 
     def build(**options: Any) -> tuple[AsyncLLM, FakeClient]:
         client = FakeClient()
-        monkeypatch.setattr(async_llm, "make_async_mp_client", lambda _: client)
+        monkeypatch.setattr(async_llm, "make_async_mp_client", lambda *_: client)
         made.append(AsyncLLM.from_engine_args(toy_args(tiny_model_path, **options)))
         return made[-1], client
 
@@ -423,11 +423,15 @@ async def test_shutdown_from_another_thread(make: Maker) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"executor_class": object}, VLLMValidationError, "executor_class must be None"),
+        ({"executor_class": object}, VLLMValidationError, "executor_class must be None, or an Executor at the top"),
+        ({"executor_class": "toy"}, VLLMValidationError, "executor_class must be None, or an Executor at the top"),
+        ({"executor_class": AsyncLLM}, VLLMValidationError, "distributed_executor_backend must be the module:Class of an Exec"),
         ({"mm_registry": object()}, VLLMValidationError, "mm_registry must be None"),
-        ({"client_addresses": {}}, NotImplementedError, "several API servers"),
-        ({"client_count": 2}, NotImplementedError, "several API servers"),
-        ({"client_index": 1}, NotImplementedError, "several API servers"),
+        ({"client_addresses": {"input_address": "x"}}, VLLMValidationError, "with output_address and trace_dir; got"),
+        ({"client_addresses": 5}, VLLMValidationError, "from launch_core_engines"),
+        ({"client_count": 2}, VLLMValidationError, r"client_addresses must be from launch_core_engines\(\) for 2 front ends"),
+        ({"client_count": 0}, VLLMValidationError, "client_count must be an integer >= 1"),
+        ({"client_index": 1}, VLLMValidationError, "client_index must be an integer >= 0 and <= 0"),
     ],
 )
 def test_what_cannot_be_built_is_refused(

@@ -27,7 +27,7 @@ def client() -> FakeClient:
 
 @pytest.fixture
 def llm(tiny_model_path: Path, tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncLLM]:
-    monkeypatch.setattr(async_llm, "make_async_mp_client", lambda _: client)
+    monkeypatch.setattr(async_llm, "make_async_mp_client", lambda *_: client)
     llm = AsyncLLM.from_engine_args(toy_args(tiny_model_path, trace_level=1, trace_dir=str(tmp_path / "run")))
     yield llm
     assert not llm.output_processor.request_states

@@ -192,7 +192,7 @@ def test_one_line_for_all_engine_cores(config: VllmConfig, caplog: pytest.LogCap
         both.record(SchedulerStats(2, 1, usage), None, engine_idx=index)
     both.log()
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("engine all 2: ")
+    assert line.startswith("all 2 engines: ")
     assert line.endswith("running 4 requests, waiting 2, KV cache used 37.5 %")
 
 
@@ -226,12 +226,18 @@ def test_a_subclass_of_prometheus_takes_its_place(config: VllmConfig) -> None:
     assert type(StatLoggerManager(config, (0,), (Mine,)).prometheus) is Mine
 
 
-def test_with_several_front_ends_there_is_no_line(config: VllmConfig, caplog: pytest.LogCaptureFixture) -> None:
+def test_h1_of_several_front_ends_each_says_which_it_is(config: VllmConfig, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="vllm_lite")
-    one = StatLoggerManager(config, (0,), client_count=2)
+    config.parallel_config.api_process_count, config.parallel_config.api_process_rank = 2, 1
+    one = StatLoggerManager(config, (0,))
     one.record(SchedulerStats(1), None)
+    one.record_admission_rejection("max_num_queued_reqs")
     one.log()
-    assert caplog.text == ""
+    assert caplog.messages[0].startswith("front end 1 of 2, engine 0: 0.0 prompt tokens/s")
+    assert sample(one.prometheus, "num_requests_running", client_index="1") == 1
+    assert all(
+        line.labels.get("client_index") == "1" for metric in one.prometheus.registry.collect() for line in metric.samples
+    )
 
 
 def test_plugins(monkeypatch: pytest.MonkeyPatch) -> None:

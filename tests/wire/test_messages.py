@@ -176,9 +176,10 @@ def test_type_bytes_and_the_last_word_are_fixed() -> None:
         "EXECUTOR_FAILED": b"\x04",
         "WAKEUP": b"\x05",
         "PING": b"\x06",
+        "CLIENT_GONE": b"\x07",
     }
     assert ENGINE_CORE_DEAD == b"ENGINE_CORE_DEAD"
-    assert PROTOCOL_VERSION == 1
+    assert PROTOCOL_VERSION == 2
     assert [str(r) for r in FinishReason] == ["stop", "length", "abort", "error", "repetition"]
 
 

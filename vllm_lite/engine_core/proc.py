@@ -121,6 +121,7 @@ def start(handshake_address: str, engine_index: int) -> EngineCoreProc | None:
         )
         core.step_tracer.phase("handshake", t0, t1)
         core.step_tracer.phase("engine_core.start", t0)
+        handshake.send(msgspec.msgpack.encode(core.ready()))
         return core
     except Exception as error:
         if not isinstance(error, VLLMClientError):  # what the user asked for is answered by the sentence alone

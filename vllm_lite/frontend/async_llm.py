@@ -21,7 +21,7 @@ from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, MaxQueued
 from vllm_lite.frontend.admission_control import AdmissionControl
 from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.control import EngineControl
-from vllm_lite.frontend.core_client import make_async_mp_client, take_ready
+from vllm_lite.frontend.core_client import make_async_mp_client, note_place, take_ready
 from vllm_lite.frontend.input_processor import InputProcessor
 from vllm_lite.frontend.output_handler import OutputHandler, send_abort
 from vllm_lite.frontend.parallel_sampling import children_of
@@ -45,14 +45,15 @@ class AsyncLLM(EngineControl):
 
     The constructor blocks until the engine is ready, and leaves nothing behind where it fails. It may be called before there is
     a loop; the background task then starts with the first request. Deleting the last reference ends the engine's processes.
-    `executor_class` must stay None, since the engine core picks it by the configuration; `usage_context` is reported to nobody.
-    Requests and outputs belong to one loop.
+    `executor_class` is an Executor that the engine core's process can import; None: the configuration picks one. `client_...`
+    come from `launch_core_engines`: the engine that several front ends share is joined, and outlives this one. `usage_context`
+    is reported to nobody. Requests and outputs belong to one loop.
     """
 
     def __init__(
         self,
         vllm_config: VllmConfig,
-        executor_class: None = None,
+        executor_class: type | None = None,
         log_stats: bool = True,
         *,
         usage_context: object | None = None,
@@ -65,8 +66,10 @@ class AsyncLLM(EngineControl):
         client_count: int = 1,
         client_index: int = 0,
     ) -> None:
-        _refuse_unserved(executor_class, mm_registry, client_addresses, (client_count, client_index))
+        if mm_registry is not None:
+            raise refuse("mm_registry", mm_registry, "None: multimodal prompts are not served")
         self.vllm_config = copy.deepcopy(vllm_config)  # it is completed below, and the caller may build a second engine from it
+        note_place(self.vllm_config, executor_class, client_addresses, client_count, client_index)
         self.model_config = self.vllm_config.model_config
         self.observability_config = self.vllm_config.observability_config
         self.log_requests = log_requests
@@ -76,7 +79,7 @@ class AsyncLLM(EngineControl):
         self._finalizer = weakref.finalize(self, EngineParts.close, self._parts)
         self._warned_of_headers = False
         try:
-            self._build()
+            self._build(client_addresses)
             self._build_loggers(custom, default=log_stats, aggregate=aggregate_engine_logging)
         except BaseException:
             self.shutdown(timeout=0)
@@ -130,16 +133,17 @@ class AsyncLLM(EngineControl):
             start_engine_loop=start_engine_loop,
             usage_context=usage_context,
             stat_loggers=stat_loggers,
+            aggregate_engine_logging=engine_args.aggregate_engine_logging,
         )
 
-    def _build(self) -> None:
+    def _build(self, client_addresses: dict[str, Any] | None) -> None:
         """In this order: what is cheap and may refuse the configuration comes before the processes."""
         parts, config = self._parts, self.vllm_config
         self.renderer, self.output_processor = parts.build_desk(config, log_stats=self.log_stats)
         self.input_processor = InputProcessor(config, self.renderer)
         self._admission = AdmissionControl(config.scheduler_config)
-        self._stamps = parts.build_stamps(config)
-        self.engine_core = parts.engine_core = make_async_mp_client(config)
+        self._stamps = parts.build_stamps(config, joined=client_addresses is not None)
+        self.engine_core = parts.engine_core = make_async_mp_client(config, client_addresses)
         take_ready(config, self.engine_core.ready)
 
     def _build_loggers(self, custom: list[StatLoggerFactory], *, default: bool, aggregate: bool) -> None:
@@ -426,16 +430,6 @@ class AsyncLLM(EngineControl):
         """
         if self._finalizer.detach():
             self._parts.close(timeout)
-
-
-def _refuse_unserved(executor_class: object, mm_registry: object, client_addresses: object, place: tuple[int, int]) -> None:
-    if executor_class is not None:
-        accepted = "None: the engine core picks it by --distributed-executor-backend"
-        raise refuse("executor_class", executor_class, accepted)
-    if mm_registry is not None:
-        raise refuse("mm_registry", mm_registry, "None: multimodal prompts are not served")
-    if client_addresses is not None or place != (1, 0):
-        raise NotImplementedError("several API servers on one engine are not in this release; leave client_addresses alone")
 
 
 def _loop_is_running() -> bool:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from vllm_lite.config import VllmConfig
@@ -49,12 +50,14 @@ class EngineParts:
         self.output_processor = OutputProcessor(self.renderer.tokenizer, log_stats=log_stats, stream_interval=stream_interval)
         return self.renderer, self.output_processor
 
-    def build_stamps(self, vllm_config: VllmConfig) -> Stamps:
-        """The run directory, which the configuration then names, and the recorder of this process."""
-        self.trace_run = TraceRun(vllm_config.observability_config)
-        vllm_config.observability_config.trace_dir = str(self.trace_run.path)
-        model_config = vllm_config.model_config
-        self.stamps = Stamps(self.trace_run.path, model_config.served_model_name or model_config.model)
+    def build_stamps(self, vllm_config: VllmConfig, *, joined: bool = False) -> Stamps:
+        """The run directory, which the configuration then names (before, where the run is `joined`), and this process's
+        recorder."""
+        observability, model_config = vllm_config.observability_config, vllm_config.model_config
+        if not joined:
+            self.trace_run = TraceRun(observability)
+            observability.trace_dir = str(self.trace_run.path)
+        self.stamps = Stamps(Path(str(observability.trace_dir)), model_config.served_model_name or model_config.model)
         self.stamps.phase("load_tokenizer", self._t_start, self._t_desk)
         return self.stamps
 

@@ -18,7 +18,7 @@ from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.wire.stats import PrefillStats, SchedulerStats
 from vllm_lite.wire.step import LogprobsLists
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"  # a frame of its own on the output socket: the core's last word
 FINISH_REASON_STRINGS = ("stop", "length", "abort", "error", "repetition")
 
@@ -37,7 +37,7 @@ class FinishReason(enum.IntEnum):
 
 
 class EngineCoreRequestType(enum.Enum):
-    """First byte of each message to the engine core. The last two never leave the process."""
+    """First byte of each message to the engine core. EXECUTOR_FAILED, WAKEUP and CLIENT_GONE never leave the process."""
 
     ADD = b"\x00"
     ABORT = b"\x01"
@@ -46,6 +46,7 @@ class EngineCoreRequestType(enum.Enum):
     EXECUTOR_FAILED = b"\x04"
     WAKEUP = b"\x05"
     PING = b"\x06"  # ours: answered by the input thread itself, so that health means a living process
+    CLIENT_GONE = b"\x07"  # ours: a front end's connection is closed; its requests are given up
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -149,7 +150,8 @@ class UtilityOutput(msgspec.Struct, array_like=True, gc=False):
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The bag: what one step made for one client. `step_trace` is the W3C traceparent of the span that sent it.
 
-    `timestamp` is the engine core's monotonic clock in seconds, set at construction where it is not given.
+    `timestamp` is the engine core's monotonic clock in seconds, set at construction where it is not given. With
+    `scheduler_stats` alone also what an engine core tells the coordinator, and the coordinator every front end.
     """
 
     engine_index: int = 0
@@ -178,10 +180,8 @@ class EngineHello(msgspec.Struct, array_like=True):
 
 
 class EngineInit(msgspec.Struct, array_like=True):
-    """The launcher's answer to HELLO: where to connect, and the whole configuration as msgpack (a VllmConfig).
-
-    `coordinator_address` None: nobody coordinates.
-    """
+    """The launcher's answer to HELLO: where to connect for each front end, by client index, and the whole configuration as
+    msgpack (a VllmConfig). `coordinator_address` None: nobody coordinates."""
 
     input_addresses: list[str]
     output_addresses: list[str]
@@ -190,8 +190,8 @@ class EngineInit(msgspec.Struct, array_like=True):
 
 
 class EngineCoreReadyResponse(msgspec.Struct, array_like=True):
-    """READY: what only the engine core knows once its worker stands. Sent on every input socket before anything else,
-    because a ROUTER drops messages to an identity it has not heard from."""
+    """READY: what only the engine core knows once its worker stands. Its second word on the handshake socket, and its first
+    on every input socket, because a ROUTER drops messages to an identity it has not heard from."""
 
     protocol_version: int
     engine_index: int
@@ -209,20 +209,6 @@ class EngineCoreReadyResponse(msgspec.Struct, array_like=True):
     attention_backend: str = ""
     load_seconds: float = 0.0
     supported_tasks: list[str] = []  # what requests may ask for: "generate", "embed"
-
-
-class EngineLoad(msgspec.Struct, array_like=True):
-    """How busy one engine core is. `kv_cache_usage` is the used share of its blocks, 0 to 1."""
-
-    num_waiting_reqs: int = 0
-    num_running_reqs: int = 0
-    kv_cache_usage: float = 0.0
-
-
-class CoordinatorStats(msgspec.Struct, array_like=True):
-    """What the coordinator publishes: each engine core's newest load, by its index."""
-
-    loads: list[EngineLoad]
 
 
 class EngineStartFailed(msgspec.Struct, array_like=True):

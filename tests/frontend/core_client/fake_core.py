@@ -50,19 +50,18 @@ def main() -> int:
         return 1
     if mode == "dies in silence":
         os.kill(os.getpid(), signal.SIGKILL)
-    say_ready(ctx, init, args.engine_index, PROTOCOL_VERSION + (mode == "is ready in another protocol"))
+    version = PROTOCOL_VERSION + (mode == "is ready in another protocol")
+    response = EngineCoreReadyResponse(version, args.engine_index, os.getpid(), 64, 10, 16, "float32", "cpu", 320, "fake")
+    inputs = make_zmq_socket(
+        ctx, init.input_addresses[0], zmq.DEALER, bind=False, identity=args.engine_index.to_bytes(2, "little"), linger=2000
+    )
+    for socket in (handshake, inputs):
+        socket.send_multipart(MsgpackEncoder().encode(response))
     os.read(args.death_fd, 1)  # until the parent has closed its end
     if mode == "outlives its parent":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(60)
     return 0
-
-
-def say_ready(ctx: zmq.Context[Any], init: EngineInit, engine_index: int, version: int) -> None:
-    response = EngineCoreReadyResponse(version, engine_index, os.getpid(), 64, 10, 16, "float32", "cpu", 320, "fake")
-    identity = engine_index.to_bytes(2, "little")
-    socket = make_zmq_socket(ctx, init.input_addresses[0], zmq.DEALER, bind=False, identity=identity, linger=2000)
-    socket.send_multipart(MsgpackEncoder().encode(response))
 
 
 if __name__ == "__main__":

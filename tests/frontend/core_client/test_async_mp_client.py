@@ -82,7 +82,7 @@ async def test_a_request_that_cannot_be_encoded_is_not_sent(client: AsyncMPClien
 
 
 async def test_d2_a_stopped_core_is_found_out_and_recovers(client: AsyncMPClient) -> None:
-    (pid,) = client.resources.processes.pids
+    (pid,) = (ready.pid for ready in client.ready)
     stop(pid)
     with pytest.raises(EngineDeadError, match=r"has not answered for 0\.2 s: it is stopped or stuck"):
         await client.ping_async(0.2)
@@ -92,7 +92,7 @@ async def test_d2_a_stopped_core_is_found_out_and_recovers(client: AsyncMPClient
 
 
 async def test_case_17_a_killed_core_releases_everyone(client: AsyncMPClient) -> None:
-    (pid,) = client.resources.processes.pids
+    (pid,) = (ready.pid for ready in client.ready)
     stop(pid)  # so that the call is pending when it dies
     call = asyncio.create_task(client.call_utility_async("collective_rpc", "get_info"))
     ping = asyncio.create_task(client.ping_async(60))
@@ -141,7 +141,8 @@ def test_a_client_that_is_forgotten_ends_its_core(tiny_model_path: Path) -> None
 
 
 def test_sockets_are_the_users_alone(client: AsyncMPClient) -> None:
-    folder = client.resources._folder
+    assert client.resources.engines is not None
+    folder = client.resources.engines._folder
     assert folder.stat().st_mode & 0o777 == 0o700
     client.shutdown()
     assert not folder.exists()

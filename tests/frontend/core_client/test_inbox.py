@@ -27,7 +27,7 @@ class Wire:
         pull.bind("inproc://outputs")
         self._push.connect("inproc://outputs")
         self.last_words = 0
-        self.inbox = Inbox(pull, self._on_last_word)
+        self.inbox = Inbox([pull], self._on_last_word)
 
     def _on_last_word(self) -> None:
         self.last_words += 1

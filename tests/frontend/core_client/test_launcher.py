@@ -17,7 +17,7 @@ from tests.frontend.helpers import toy_config
 from vllm_lite import VllmConfig, exceptions
 from vllm_lite.exceptions import EngineStartError, UnsupportedModelError, VLLMValidationError
 from vllm_lite.frontend.core_client import AsyncMPClient
-from vllm_lite.frontend.core_client.async_mp_client import READY_TIMEOUT
+from vllm_lite.frontend.core_client.launcher import READY_TIMEOUT
 from vllm_lite.wire.messages import PROTOCOL_VERSION
 
 
@@ -50,7 +50,7 @@ def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             EngineStartError,
             f"speaks version {PROTOCOL_VERSION + 1} of the protocol and this front end version {PROTOCOL_VERSION}",
         ),
-        ("talks nonsense", EngineStartError, "neither HELLO nor a failure to start"),
+        ("talks nonsense", EngineStartError, "a message that is not HELLO"),
         ("is ready in another protocol", EngineStartError, f"speaks version {PROTOCOL_VERSION + 1}"),
     ],
 )

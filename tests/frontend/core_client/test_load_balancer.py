@@ -29,6 +29,17 @@ def test_x7_a_burst_is_spread_although_what_was_said_is_stale() -> None:
     assert chosen == [0, 1, 2, 0, 1, 2]
 
 
+def test_of_several_front_ends_each_begins_elsewhere_and_takes_the_others_to_send_as_much() -> None:
+    balancers = [LoadBalancer(4, 2, index) for index in range(2)]
+    assert [balancer.choose("r") for balancer in balancers] == [0, 2]
+    say(balancers[0], 0)
+    for index in (1, 2, 3):
+        say(balancers[0], index, running=1)
+    assert balancers[0].choose("s") == 1  # one sent to 0 here, so two in all
+    say(balancers[0], 0, running=9)  # what was sent elsewhere
+    assert balancers[0].choose("t") == 2
+
+
 @pytest.mark.parametrize(("usage", "expected"), [(0.9, 1), (0.5, 0)])
 def test_waiting_weighs_more_where_the_cache_is_full(usage: float, expected: int) -> None:
     balancer = LoadBalancer(2)

@@ -61,7 +61,7 @@ def test_an_exit_is_noticed_once_and_the_others_are_ended(
     started.watch(lambda index, what: news.put((index, what)))
     if signum:
         os.kill(started.pids[0], signum)
-    assert news.get(timeout=30) == (0, f"(pid {started.pids[0]}) {how}")
+    assert news.get(timeout=30) == (0, f"engine core 0 (pid {started.pids[0]}) {how}")
     started.close()
     assert news.empty()
     assert children() == []

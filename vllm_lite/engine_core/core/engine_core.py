@@ -8,6 +8,7 @@ Mirrors: vllm/v1/engine/core.py (EngineCore)
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
@@ -24,7 +25,13 @@ from vllm_lite.engine_core.scheduler import Scheduler
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing.recorder import Recorder, now_ns
 from vllm_lite.wire.kv_cache_interface import KVCacheConfig
-from vllm_lite.wire.messages import EngineCoreAbort, EngineCoreOutputs, EngineCoreRequest
+from vllm_lite.wire.messages import (
+    PROTOCOL_VERSION,
+    EngineCoreAbort,
+    EngineCoreOutputs,
+    EngineCoreReadyResponse,
+    EngineCoreRequest,
+)
 from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 
 logger = logging.getLogger(__name__)
@@ -55,6 +62,8 @@ class EngineCore(CoreControl):
     The constructor returns once the model is loaded and the KV cache allocated. Its errors are those of the executor and of
     the configuration; nothing is left behind then. `aborts_queue` may be filled by another thread while a step runs.
     """
+
+    engine_index = 0
 
     def __init__(
         self,
@@ -102,6 +111,28 @@ class EngineCore(CoreControl):
         tokens = (kv_cache_config.num_blocks - 1) * cache.block_size
         logger.info("KV cache: %d blocks, %d tokens", kv_cache_config.num_blocks, tokens)
         return kv_cache_config
+
+    def ready(self) -> EngineCoreReadyResponse:
+        """What a front end is told of this engine core."""
+        config, kv, info = self.vllm_config, self.kv_cache_config, self.worker_info
+        return EngineCoreReadyResponse(
+            PROTOCOL_VERSION,
+            self.engine_index,
+            os.getpid(),
+            self.scheduler.max_model_len,
+            kv.num_blocks,
+            config.cache_config.block_size,
+            info["dtype"],
+            info["device"],
+            config.model_config.vocab_size,
+            config.parallel_config.distributed_executor_backend,
+            self.model_executor.max_concurrent_batches if self.scheduler.async_scheduling else 1,
+            kv.num_blocks * kv.bytes_per_block,
+            info["weights_bytes"],
+            info["attention_backend"],
+            info["load_seconds"],
+            self.get_supported_tasks(),
+        )
 
     # ---- requests ------------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ Mirrors: vllm/v1/engine/core.py (EngineCoreProc)
 from __future__ import annotations
 
 import logging
-import os
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
@@ -33,11 +32,10 @@ from vllm_lite.engine_core.executor.abstract import Executor
 from vllm_lite.engine_core.request import Request
 from vllm_lite.tracing.recorder import now_ns
 from vllm_lite.wire.messages import (
-    PROTOCOL_VERSION,
+    ENGINE_CORE_DEAD,
     EngineCoreAbort,
     EngineCoreOutput,
     EngineCoreOutputs,
-    EngineCoreReadyResponse,
     EngineCoreRequestType,
     FinishReason,
     UtilityOutput,
@@ -92,8 +90,7 @@ class EngineCoreProc(EngineCore):
         self._ctx = ctx
         super().__init__(vllm_config, executor_class, log_stats, lambda: self._fail("the executor failed"))
         trace_dir = vllm_config.observability_config.trace_dir
-        self._coordinated = coordinator_address is not None
-        self._load_said = (0, 0)
+        self._load_said: tuple[int, int] | None = (0, 0) if coordinator_address is not None else None  # None: to nobody
         addresses = dict(enumerate(output_addresses))
         if coordinator_address is not None:
             addresses[COORDINATOR] = coordinator_address
@@ -109,34 +106,13 @@ class EngineCoreProc(EngineCore):
             ctx,
             input_addresses,
             engine_index.to_bytes(2, "little"),
-            msgspec.msgpack.encode(self._ready()),
+            msgspec.msgpack.encode(self.ready()),
             preprocess=self.preprocess_add_request,
             input_queue=self.input_queue,
             aborts_queue=self.aborts_queue,
             output_queue=self.output_queue,
             trace_dir=trace_dir,
             on_failure=lambda: self._fail("the input thread failed"),
-        )
-
-    def _ready(self) -> EngineCoreReadyResponse:
-        config, kv, info = self.vllm_config, self.kv_cache_config, self.worker_info
-        return EngineCoreReadyResponse(
-            PROTOCOL_VERSION,
-            self.engine_index,
-            os.getpid(),
-            self.scheduler.max_model_len,
-            kv.num_blocks,
-            config.cache_config.block_size,
-            info["dtype"],
-            info["device"],
-            config.model_config.vocab_size,
-            config.parallel_config.distributed_executor_backend,
-            self.model_executor.max_concurrent_batches if self.scheduler.async_scheduling else 1,
-            kv.num_blocks * kv.bytes_per_block,
-            info["weights_bytes"],
-            info["attention_backend"],
-            info["load_seconds"],
-            self.get_supported_tasks(),
         )
 
     # ---- the loop ------------------------------------------------------------------------------------------------------------
@@ -189,7 +165,7 @@ class EngineCoreProc(EngineCore):
         """Say how many requests there are, where that is another number than before."""
         scheduler = self.scheduler
         load = len(scheduler.running), len(scheduler.waiting)
-        if self._coordinated and load != self._load_said:
+        if self._load_said not in (None, load):
             self._load_said = load
             stats = SchedulerStats(*load, scheduler.kv_cache_manager.usage)
             self.output_queue.put(OutputItem(COORDINATOR, EngineCoreOutputs(scheduler_stats=stats)))
@@ -209,6 +185,10 @@ class EngineCoreProc(EngineCore):
             self.abort_requests(abort.request_ids, abort.reason)
         elif request_type is EngineCoreRequestType.UTILITY:
             self._call_utility(payload)
+        elif request_type is EngineCoreRequestType.CLIENT_GONE:
+            requests = self.scheduler.requests.values()
+            self.abort_requests([r.request_id for r in requests if r.client_index == payload], "client_disconnect")
+            self.output_queue.put(OutputItem(payload, None))
         elif request_type is EngineCoreRequestType.EXECUTOR_FAILED:
             self.model_executor.check_health()  # it may say more
             raise RuntimeError(payload)
@@ -284,7 +264,9 @@ class EngineCoreProc(EngineCore):
     def shutdown(self, error: BaseException | None = None) -> None:
         """Free the workers, send what is queued (and, after an `error`, that the engine is dead), end both threads."""
         if self._output_thread.is_alive():
-            self.output_queue.put(OutputItem(0, None, last_word=error is not None))
+            if error is not None:
+                self.output_queue.put(ENGINE_CORE_DEAD)
+            self.output_queue.put(None)
             self._output_thread.join()
         super().shutdown(error)
         self._ctx.term()

@@ -22,7 +22,6 @@ from vllm_lite.tracing.context import SpanContext, new_span_id, parent_of, parse
 from vllm_lite.tracing.recorder import Recorder, now_ns
 from vllm_lite.tracing.records import Receive, ReceiveAbort, Send
 from vllm_lite.wire.messages import (
-    ENGINE_CORE_DEAD,
     EngineCoreAbort,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -66,16 +65,15 @@ class _Ping(msgspec.Struct, array_like=True):
 
 
 class OutputItem(NamedTuple):
-    """Something to send to one client: a bag, or (None) the end of sending. `last_word` says ENGINE_CORE_DEAD first."""
+    """A bag for one client; None: that client is gone, and whatever else is for it is dropped."""
 
     client_index: int
     outputs: EngineCoreOutputs | None
     parent_span_id: str | None = None  # the step's span, where the bag is traced
     t_queued: int = 0
-    last_word: bool = False
 
 
-OutputQueue = SimpleQueue[OutputItem]
+OutputQueue = SimpleQueue[OutputItem | bytes | None]  # bytes: a word for every client; None: the end of sending
 
 
 class InputThread(threading.Thread):
@@ -83,7 +81,7 @@ class InputThread(threading.Thread):
 
     ADDs are preprocessed here, off the main thread. ABORTs go to both queues: to `aborts_queue` to take effect while a step
     runs, and to `input_queue` so that none overtakes its ADD. PINGs are answered here, so that an answer means both threads
-    live.
+    live. A front end whose connection closes is gone, however it ended: CLIENT_GONE is queued behind what it had sent.
     """
 
     def __init__(
@@ -114,28 +112,39 @@ class InputThread(threading.Thread):
             EngineCoreRequestType.PING.value: self._on_ping,
         }
         self._sockets = [make_zmq_socket(ctx, address, zmq.DEALER, bind=False, identity=identity) for address in addresses]
+        self._monitors = {socket.get_monitor_socket(zmq.EVENT_DISCONNECTED): socket for socket in self._sockets}
         self._ready = ready
 
     def run(self) -> None:
         """Receive until the context ends."""
         poller = zmq.Poller()
-        for socket in self._sockets:
+        for monitor, socket in self._monitors.items():
             socket.send(self._ready)
             poller.register(socket, zmq.POLLIN)
+            poller.register(monitor, zmq.POLLIN)
         try:
             while True:
                 for socket, _ in poller.poll():
-                    self._receive(socket.recv_multipart())
+                    frames = socket.recv_multipart()
+                    if socket in self._monitors:
+                        self._lose(self._monitors[socket])
+                    else:
+                        self._receive(frames)
         except zmq.ContextTerminated:
             pass
         except Exception:
             logger.exception("the input thread failed")
             self._on_failure()
         finally:
-            for socket in self._sockets:
+            for socket in (*self._monitors, *self._sockets):
                 socket.close(linger=0)
             if self._recorder is not None:
                 self._recorder.close()
+
+    def _lose(self, socket: zmq.Socket[Any]) -> None:
+        while socket.poll(0):  # what it had sent before
+            self._receive(socket.recv_multipart())
+        self._input_queue.put((EngineCoreRequestType.CLIENT_GONE, self._sockets.index(socket)))
 
     def _receive(self, frames: list[bytes]) -> None:
         t0 = now_ns()
@@ -226,18 +235,22 @@ class OutputThread(threading.Thread):
         self._on_failure = on_failure
         self._encoder = MsgpackEncoder()
         self._sockets = {
-            i: make_zmq_socket(ctx, a, zmq.PUSH, bind=False, linger=OUTPUT_LINGER_MS) for i, a in addresses.items()
+            i: make_zmq_socket(ctx, a, zmq.PUSH, bind=False, linger=0 if i == COORDINATOR else OUTPUT_LINGER_MS)
+            for i, a in addresses.items()
         }
 
     def run(self) -> None:
         """Send until the end is queued."""
         try:
-            while (item := self._queue.get()).outputs is not None:
-                self._send(item, item.outputs)
-            if item.last_word:
-                for client_index, socket in self._sockets.items():
-                    if client_index != COORDINATOR:
-                        socket.send(ENGINE_CORE_DEAD)
+            while (item := self._queue.get()) is not None:
+                if isinstance(item, bytes):
+                    for client_index, socket in self._sockets.items():
+                        if client_index != COORDINATOR and not socket.closed:
+                            socket.send(item)
+                elif item.outputs is not None:
+                    self._send(item, item.outputs)
+                elif item.client_index in self._sockets:
+                    self._sockets[item.client_index].close(linger=0)
         except Exception:
             logger.exception("the output thread failed")
             self._on_failure()
@@ -248,14 +261,16 @@ class OutputThread(threading.Thread):
                 self._recorder.close()
 
     def _send(self, item: OutputItem, outputs: EngineCoreOutputs) -> None:
-        if item.client_index not in self._sockets:
-            logger.warning("dropped a bag for client %r; there are %s", item.client_index, list(self._sockets))
+        socket = self._sockets.get(item.client_index)
+        if socket is None or socket.closed:
+            if socket is None:
+                logger.warning("dropped a bag for client %r; there are %s", item.client_index, list(self._sockets))
             return
         t0 = now_ns()
         outputs.engine_index = self._engine_index
         frames = self._encode(outputs)
         t1 = now_ns()
-        self._sockets[item.client_index].send_multipart(frames, copy=False)
+        socket.send_multipart(frames, copy=False)
         if item.parent_span_id is not None and self._recorder is not None:
             context = parse_traceparent(outputs.step_trace)
             assert context is not None

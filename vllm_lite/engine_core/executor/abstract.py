@@ -10,18 +10,20 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from operator import attrgetter
 from typing import Any
 
 from vllm_lite.config import VllmConfig
+from vllm_lite.config.checks import refuse
 from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 
 FailureCallback = Callable[[], None]
 SLEEP_TAGS = ("weights", "kv_cache")
 _CLASSES = {  # by name, since each imports this module, and only the one that is asked for is wanted
-    "uni": ("vllm_lite.engine_core.executor.uniproc_executor", "UniProcExecutor"),
-    "mp": ("vllm_lite.engine_core.executor.multiproc_executor", "MultiprocExecutor"),
-    "toy": ("vllm_lite.engine_core.executor.toy", "ToyExecutor"),
+    "uni": "vllm_lite.engine_core.executor.uniproc_executor:UniProcExecutor",
+    "mp": "vllm_lite.engine_core.executor.multiproc_executor:MultiprocExecutor",
+    "toy": "vllm_lite.engine_core.executor.toy:ToyExecutor",
 }
 
 
@@ -41,10 +43,17 @@ class Executor(ABC):
 
     @staticmethod
     def get_class(vllm_config: VllmConfig) -> type[Executor]:
-        """The executor class that `parallel_config.distributed_executor_backend` names."""
-        module, name = _CLASSES[vllm_config.parallel_config.distributed_executor_backend]
-        executor_class: type[Executor] = getattr(importlib.import_module(module), name)
-        return executor_class
+        """The class that `parallel_config.distributed_executor_backend` names; VLLMValidationError where there is none."""
+        name = vllm_config.parallel_config.distributed_executor_backend
+        module, _, path = _CLASSES.get(name, name).partition(":")
+        try:
+            found = attrgetter(path)(importlib.import_module(module))
+        except (ImportError, AttributeError) as error:
+            accepted = f"a class that the engine core's process can import ({error}); PYTHONPATH says where from"
+            raise refuse("distributed_executor_backend", name, accepted) from error
+        if not (isinstance(found, type) and issubclass(found, Executor)):
+            raise refuse("distributed_executor_backend", name, "the module:Class of an Executor")
+        return found
 
     @abstractmethod
     def get_kv_cache_specs(self) -> dict[str, FullAttentionSpec]:

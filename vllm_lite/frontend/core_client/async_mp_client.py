@@ -1,6 +1,7 @@
-"""The client of one engine core in a process of its own: starts it, sends to it, hears from it.
+"""The client of engine cores in processes of their own: starts or joins them, sends to them, hears from them.
 
-Process: front end. Knows: sockets, frames, the engine core's process. Does not know: what is in a request's answer.
+Process: front end. Knows: sockets, frames. Does not know: how engine cores are started, or what is in a
+request's answer.
 Sends never block (no high-water mark), so they are plain calls inside the async methods.
 Mirrors: vllm/v1/engine/core_client.py (MPClient, AsyncMPClient, BackgroundResources)
 """
@@ -11,71 +12,85 @@ import asyncio
 import contextlib
 import itertools
 import os
-import re
-import shutil
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import msgspec
 import zmq
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import refuse
-from vllm_lite.exceptions import EngineDeadError
+from vllm_lite.exceptions import EngineDeadError, EngineStartError
 from vllm_lite.frontend.core_client.client import Bag, EngineCoreClient, NoteCall, Posted
 from vllm_lite.frontend.core_client.inbox import Inbox
-from vllm_lite.frontend.core_client.launcher import Handshake, hearing_ctrl_c, identity_of
-from vllm_lite.frontend.core_client.processes import EngineProcesses
+from vllm_lite.frontend.core_client.launcher import CoreEngines, decode_ready
 from vllm_lite.wire.messages import (
     EngineCoreAbort,
     EngineCoreReadyResponse,
     EngineCoreRequest,
     EngineCoreRequestType,
-    EngineInit,
 )
 from vllm_lite.wire.serial_utils import MsgpackEncoder
-from vllm_lite.wire.sockets import ipc_folder, make_zmq_socket
+from vllm_lite.wire.sockets import make_zmq_socket
 
-READY_TIMEOUT = "VLLM_LITE_ENGINE_READY_TIMEOUT_S"
+JOIN_SECONDS = 30  # for READY of engine cores that are ready
 
 
 class BackgroundResources:
-    """Whatever must be given back when the client goes: processes, sockets, their folder. Never holds the client."""
+    """Whatever must be given back when the client goes: processes, sockets. Never holds the client.
 
-    def __init__(self) -> None:
+    `client_addresses` as from `launch_core_engines`: somebody else's engine cores are joined. None: they are started here.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, client_addresses: Mapping[str, str] | None) -> None:
         self._owner = os.getpid()
+        self._indexes = vllm_config.parallel_config.engine_indexes
+        self.engines: CoreEngines | None = None
+        if client_addresses is None:
+            self.engines = CoreEngines(vllm_config)
+            client_addresses = self.engines.addresses[0]
         self._context: zmq.Context[Any] = zmq.Context()
-        self._folder = ipc_folder()
-        self.processes = EngineProcesses()
-        self.inputs = self._bind(zmq.ROUTER, "inputs")
-        self.inbox = Inbox(self._bind(zmq.PULL, "outputs"), self.processes.condemn)
-
-    def start(self, vllm_config: VllmConfig, indexes: Sequence[int]) -> list[EngineCoreReadyResponse]:
-        """Start engine cores of these indexes and wait for their READY."""
-        timeout = os.environ.get(READY_TIMEOUT, "600")
-        if not re.fullmatch(r"\d+(\.\d+)?", timeout):
-            raise refuse(READY_TIMEOUT, timeout, "a number of seconds")
-        handshake = self._bind(zmq.ROUTER, "handshake")
         try:
-            init = EngineInit([self._address("inputs")], [self._address("outputs")], msgspec.msgpack.encode(vllm_config))
-            with hearing_ctrl_c():
-                self.processes.start(self._address("handshake"), indexes)
-                return Handshake(handshake, self.inputs, self.processes, init).wait(float(timeout))
-        finally:
-            handshake.close(linger=1000)
+            self.inputs = self._socket(client_addresses["input_address"], zmq.ROUTER)
+            sources = [self._socket(client_addresses["output_address"], zmq.PULL)]
+            if vllm_config.parallel_config.api_process_count > 1:
+                sources.append(self._socket(client_addresses["stats_update_address"], zmq.SUB))
+                sources[-1].subscribe(b"")
+        except BaseException:
+            self._context.destroy(linger=0)
+            if self.engines is not None:
+                self.engines.close()
+            raise
+        self.inbox = Inbox(sources, self._on_last_word)
 
-    def watch(self) -> None:
-        """Tell the inbox when an engine core exits."""
-        inbox = self.inbox
-        self.processes.watch(lambda index, how: inbox.fail_threadsafe(EngineDeadError(f"engine core {index} {how}"), index))
+    def start(self) -> list[EngineCoreReadyResponse]:
+        """Start the engine cores, where they are ours, and wait for each one's READY."""
+        if self.engines is not None:
+            self.engines.start()
+            self.engines.processes.watch(lambda index, how: self.inbox.fail_threadsafe(EngineDeadError(how), index))
+        ready: dict[int, EngineCoreReadyResponse] = {}
+        while len(ready) < len(self._indexes):
+            if not self.inputs.poll(JOIN_SECONDS * 1000):
+                missing = sorted(set(self._indexes) - ready.keys())
+                raise EngineStartError(f"no word of engine core {missing} within {JOIN_SECONDS} s: client_addresses are old")
+            response = decode_ready(self.inputs.recv_multipart()[1:])
+            ready[response.engine_index] = response
+        if self.engines is None:
+            self.inbox.watch(list(ready.values()))
+        return [ready[index] for index in self._indexes]
+
+    def _on_last_word(self) -> None:
+        if self.engines is not None:
+            self.engines.processes.condemn()
 
     def close(self, timeout: float | None = None) -> None:
         """End the engine cores, then close the sockets on the loop that uses them. May be called more than once."""
         if os.getpid() != self._owner:  # a fork of the process that owns them
             return
         self.inbox.fail_threadsafe(EngineDeadError("the engine was shut down"))
-        self.processes.close(timeout)
+        if self.engines is not None:
+            self.engines.close(timeout)
         loop = self.inbox.loop
         if loop is None or loop.is_closed() or not loop.is_running() or _running_loop() is loop:
             self._close_sockets()
@@ -87,32 +102,31 @@ class BackgroundResources:
         self.inbox.close()
         self.inputs.close(linger=0)
         self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _bind(self, kind: int, name: str) -> zmq.Socket[Any]:
-        return make_zmq_socket(self._context, self._address(name), kind, bind=True)
-
-    def _address(self, name: str) -> str:
-        return f"ipc://{self._folder / name}"
+    def _socket(self, address: str, kind: int) -> zmq.Socket[Any]:
+        """Bound, for the engine cores to connect to; connected where it is to the coordinator."""
+        try:
+            if kind != zmq.SUB and Path(address.removeprefix("ipc://")).exists():  # binding would take it from its owner
+                raise FileExistsError("it is used already")
+            return make_zmq_socket(self._context, address, kind, bind=kind != zmq.SUB)
+        except (OSError, zmq.ZMQError) as error:
+            raise refuse("client_addresses", address, f"free, in a folder that is there ({error})") from error
 
 
 class AsyncMPClient(EngineCoreClient):
-    """One engine core, started here. The constructor blocks until it is ready and leaves nothing behind where it fails.
+    """One engine core, started here or joined. The constructor blocks until it is ready and leaves nothing behind where it
+    fails. One event loop uses a client."""
 
-    One event loop uses a client. `engine_indexes` are those of the engine cores to start; subclasses have others or several.
-    """
-
-    def __init__(self, vllm_config: VllmConfig, engine_indexes: Sequence[int] = (0,)) -> None:
-        self.engine_indexes = list(engine_indexes)
-        self.resources = BackgroundResources()
+    def __init__(self, vllm_config: VllmConfig, client_addresses: Mapping[str, str] | None = None) -> None:
+        self.engine_indexes = vllm_config.parallel_config.engine_indexes
+        self.resources = BackgroundResources(vllm_config, client_addresses)
         self._finalizer = weakref.finalize(self, BackgroundResources.close, self.resources)
         self._encoder = MsgpackEncoder()
         self._numbers = itertools.count(1)
-        self._client_index = 0
+        self._client_index = vllm_config.parallel_config.api_process_rank
         self._note_call: NoteCall = lambda *_: contextlib.nullcontext()
         try:
-            self.ready = self.resources.start(vllm_config, self.engine_indexes)
-            self.resources.watch()
+            self.ready = self.resources.start()
         except BaseException:
             self.shutdown(timeout=0)
             raise
@@ -155,7 +169,7 @@ class AsyncMPClient(EngineCoreClient):
         await self._ping(self.engine_indexes[0], seconds)
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the engine cores."""
+        """End the engine cores, or leave those of others."""
         if self._finalizer.detach():
             self.resources.close(timeout)
 
@@ -201,7 +215,7 @@ class AsyncMPClient(EngineCoreClient):
         self.resources.inbox.check_alive()
         self.resources.inbox.start()
         frames = self._encoder.encode(body)
-        self.resources.inputs.send_multipart([identity_of(engine_index), request_type.value, *frames])
+        self.resources.inputs.send_multipart([engine_index.to_bytes(2, "little"), request_type.value, *frames])
         return sum(map(len, frames))
 
 

@@ -20,18 +20,18 @@ from vllm_lite.wire.messages import EngineCoreRequest
 
 
 class DPLBAsyncMPClient(AsyncMPClient):
-    """`data_parallel_size` engine cores, all started here; each request goes to one of them, and its abort too.
+    """`data_parallel_size` engine cores; each request goes to one of them, and its abort too.
 
     The death of one is the death of all: its requests cannot go on, and nobody could say which callers are still served.
     """
 
-    def __init__(self, vllm_config: VllmConfig) -> None:
-        count = vllm_config.parallel_config.data_parallel_size
-        super().__init__(vllm_config, range(count))
-        self.balancer = LoadBalancer(count)
+    def __init__(self, vllm_config: VllmConfig, client_addresses: Mapping[str, str] | None = None) -> None:
+        super().__init__(vllm_config, client_addresses)
+        parallel = vllm_config.parallel_config
+        self.balancer = LoadBalancer(parallel.data_parallel_size, parallel.api_process_count, parallel.api_process_rank)
 
     async def get_bag_async(self) -> Bag:
-        """Wait for the next bag, of whichever engine core."""
+        """Wait for the next bag, of whichever engine core, or what the coordinator says of one."""
         bag = await super().get_bag_async()
         self.balancer.observe(bag.outputs)
         return bag
@@ -71,12 +71,9 @@ class DPLBAsyncMPClient(AsyncMPClient):
 class DPAsyncMPClient(AsyncMPClient):
     """The engine core of this front end's own rank; a balancer in front of several front ends chooses among them."""
 
-    def __init__(self, vllm_config: VllmConfig) -> None:
-        self._rank = vllm_config.parallel_config.data_parallel_rank
-        super().__init__(vllm_config, [self._rank])
-
     async def add_request_async(self, request: EngineCoreRequest) -> Posted:
         """Send a request, which must be meant for this rank."""
-        if request.data_parallel_rank not in (None, self._rank):
-            raise refuse("data_parallel_rank", request.data_parallel_rank, f"{self._rank}, the only one behind this front end")
-        return self._post(request, self._rank)
+        (rank,) = self.engine_indexes
+        if request.data_parallel_rank not in (None, rank):
+            raise refuse("data_parallel_rank", request.data_parallel_rank, f"{rank}, the only one behind this front end")
+        return self._post(request, rank)

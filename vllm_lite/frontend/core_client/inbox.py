@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import zmq
@@ -19,22 +20,22 @@ import zmq
 from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.core_client.client import Bag
 from vllm_lite.tracing.recorder import now_ns
-from vllm_lite.wire.messages import ENGINE_CORE_DEAD, EngineCoreOutputs, UtilityOutput
+from vllm_lite.wire.messages import ENGINE_CORE_DEAD, EngineCoreOutputs, EngineCoreReadyResponse, UtilityOutput
 from vllm_lite.wire.serial_utils import MsgpackDecoder
 
 logger = logging.getLogger(__name__)
 
 
 class Inbox:
-    """Reads the PULL socket whenever the loop says that something has come.
+    """Reads its sockets whenever the loop says that something has come: the engine cores' bags, the coordinator's news.
 
     The first error that `fail` is told stands. It is delivered after the bags that came before it, and at once to every call
     that waits for an answer. `on_last_word` is called when an engine core says itself that it dies.
     """
 
-    def __init__(self, socket: zmq.Socket[Any], on_last_word: Callable[[], None]) -> None:
-        self._socket = socket
-        self._descriptor = int(socket.getsockopt(zmq.FD))
+    def __init__(self, sockets: Sequence[zmq.Socket[Any]], on_last_word: Callable[[], None]) -> None:
+        self._sockets = {int(socket.getsockopt(zmq.FD)): socket for socket in sockets}
+        self._watched: dict[int, EngineCoreReadyResponse] = {}
         self._on_last_word = on_last_word
         self._decoder: MsgpackDecoder[EngineCoreOutputs] = MsgpackDecoder(EngineCoreOutputs)
         self._bags: asyncio.Queue[Bag | None] = asyncio.Queue()  # None: look at the error
@@ -54,8 +55,23 @@ class Inbox:
             raise RuntimeError("this engine client belongs to another event loop; build one engine for each loop")
         self._loop = loop
         # In an empty context: whoever comes first must not lend its context to what is read for all.
-        contextvars.Context().run(loop.add_reader, self._descriptor, self._read)
-        self._read()  # the descriptor tells of changes only, and something may have come before
+        run = contextvars.Context().run
+        for descriptor in self._sockets:
+            run(loop.add_reader, descriptor, self._read)
+        for pidfd, ready in self._watched.items():
+            run(loop.add_reader, pidfd, self._on_exit, ready)
+        self._read()  # a socket's descriptor tells of changes only, and something may have come before
+
+    def watch(self, engine_cores: Sequence[EngineCoreReadyResponse]) -> None:
+        """Before `start`: notice the exit of these engine cores, which another process owns."""
+        for ready in engine_cores:
+            try:
+                self._watched[os.pidfd_open(ready.pid)] = ready
+            except ProcessLookupError:
+                self._on_exit(ready)
+
+    def _on_exit(self, ready: EngineCoreReadyResponse) -> None:
+        self.fail(EngineDeadError(f"engine core {ready.engine_index} (pid {ready.pid}) has ended"), ready.engine_index)
 
     async def get(self) -> Bag:
         """The next bag; raises the error where there will be none."""
@@ -86,10 +102,10 @@ class Inbox:
         if self._failed:
             return
         self._failed = True
+        self._stop_reading(self._watched)
         if self._loop is not None and self._loop.is_closed():  # nobody waits any more
             return
-        if not self._socket.closed:
-            self._read()
+        self._read()
         self._bags.put_nowait(None)
         for waiting in (*self._calls.values(), *self._pings.values()):
             if not waiting.done():
@@ -107,12 +123,19 @@ class Inbox:
             self.error, self.dead_engine_index = error, engine_index
 
     def close(self) -> None:
-        """Stop reading and close the socket; on the loop where it runs."""
-        if self._socket.closed:
-            return
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._descriptor)
-        self._socket.close(linger=0)
+        """Stop reading and close the sockets; on the loop where it runs."""
+        self._stop_reading(self._watched)
+        self._stop_reading(self._sockets)
+        for pidfd in self._watched:
+            os.close(pidfd)
+        for socket in self._sockets.values():
+            socket.close(linger=0)
+        self._watched, self._sockets = {}, {}
+
+    def _stop_reading(self, descriptors: Iterable[int]) -> None:
+        for descriptor in descriptors:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_reader(descriptor)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -127,31 +150,30 @@ class Inbox:
         return future
 
     def _read(self) -> None:
-        while True:
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                self._open(frames)
-            except Exception as error:  # a letter that cannot be read must not stop those behind it
-                size, detailed = sum(map(len, frames)), logger.isEnabledFor(logging.DEBUG)
-                logger.error("a message to the front end was dropped (%d bytes): %s", size, error, exc_info=detailed)
+        for socket in self._sockets.values():
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    self._open(socket.recv_multipart(zmq.NOBLOCK))
 
     def _open(self, frames: list[bytes]) -> None:
         if frames == [ENGINE_CORE_DEAD]:
             self._on_last_word()
             self.fail(EngineDeadError("an engine core met a fatal error and ended; its traceback above says which"), 0)
             return
-        t_received = now_ns()
-        outputs = self._decoder.decode(frames)
+        t_received, size = now_ns(), sum(map(len, frames))
+        try:
+            outputs = self._decoder.decode(frames)
+        except Exception as error:  # a letter that cannot be read must not stop those behind it
+            detailed = logger.isEnabledFor(logging.DEBUG)
+            logger.error("a message to the front end was dropped (%d bytes): %s", size, error, exc_info=detailed)
+            return
         t_decoded = now_ns()
         if outputs.utility_output is not None:
             self._answer(outputs.utility_output)
         if outputs.pong is not None and (waiting := self._pings.get(outputs.pong)) is not None and not waiting.done():
             waiting.set_result(None)
         if outputs.outputs or outputs.scheduler_stats is not None:
-            self._bags.put_nowait(Bag(outputs, t_received, t_decoded, sum(map(len, frames))))
+            self._bags.put_nowait(Bag(outputs, t_received, t_decoded, size))
 
     def _answer(self, answer: UtilityOutput) -> None:
         waiting = self._calls.get(answer.call_id)

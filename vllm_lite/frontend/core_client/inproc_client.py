@@ -8,7 +8,6 @@ Mirrors: vllm/v1/engine/core_client.py (InprocClient)
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -18,7 +17,7 @@ from vllm_lite.config.checks import refuse
 from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.core_client.client import Bag, Posted, SyncEngineCoreClient
 from vllm_lite.tracing.recorder import now_ns
-from vllm_lite.wire.messages import PROTOCOL_VERSION, EngineCoreOutputs, EngineCoreReadyResponse, EngineCoreRequest
+from vllm_lite.wire.messages import EngineCoreOutputs, EngineCoreRequest
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ class InprocClient(SyncEngineCoreClient):
 
         self._error: EngineDeadError | None = None
         self._core = EngineCore(vllm_config, Executor.get_class(vllm_config))
-        self.ready = [_ready(vllm_config, self._core)]
+        self.ready = [self._core.ready()]
 
     @property
     def dead_error(self) -> EngineDeadError | None:
@@ -90,22 +89,3 @@ class InprocClient(SyncEngineCoreClient):
     def _check_alive(self) -> None:
         if self._error is not None:
             raise EngineDeadError(str(self._error))
-
-
-def _ready(vllm_config: VllmConfig, core: Any) -> EngineCoreReadyResponse:
-    """What an engine core of its own process would have said."""
-    info = core.worker_info
-    return EngineCoreReadyResponse(
-        PROTOCOL_VERSION,
-        0,
-        os.getpid(),
-        core.scheduler.max_model_len,
-        core.kv_cache_config.num_blocks,
-        vllm_config.cache_config.block_size,
-        info["dtype"],
-        info["device"],
-        vllm_config.model_config.vocab_size,
-        vllm_config.parallel_config.distributed_executor_backend,
-        attention_backend=info["attention_backend"],
-        supported_tasks=core.get_supported_tasks(),
-    )

@@ -1,6 +1,7 @@
 """Starting engine cores: HELLO, configuration, READY, and a quick clear error where one of them cannot.
 
-Process: front end, while the engine is being built; blocks. Knows: the handshake's messages. Does not know: requests.
+Process: front end while its engine is being built, or the launcher of several front ends; blocks. Knows: the handshake's
+messages, the addresses of all sockets. Does not know: requests.
 Mirrors: vllm/v1/engine/utils.py (launch_core_engines, wait_for_engine_startup)
 """
 
@@ -8,11 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
+import os
+import re
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -20,8 +25,11 @@ import msgspec
 import zmq
 
 from vllm_lite import exceptions
+from vllm_lite.config import VllmConfig
+from vllm_lite.config.checks import check_int, refuse
 from vllm_lite.exceptions import EngineStartError
 from vllm_lite.frontend.core_client.processes import EngineProcesses
+from vllm_lite.frontend.trace_run import TraceRun
 from vllm_lite.wire.messages import (
     PROTOCOL_VERSION,
     EngineCoreReadyResponse,
@@ -29,124 +37,195 @@ from vllm_lite.wire.messages import (
     EngineInit,
     EngineStartFailed,
 )
-from vllm_lite.wire.serial_utils import MsgpackDecoder, MsgpackEncoder
+from vllm_lite.wire.serial_utils import MsgpackDecoder
+from vllm_lite.wire.sockets import ipc_folder, make_zmq_socket
 
 logger = logging.getLogger(__name__)
 
+READY_TIMEOUT = "VLLM_LITE_ENGINE_READY_TIMEOUT_S"
 LAST_WORDS_MS = 500  # how long an exited engine core's message may still be on its way
-Socket = zmq.Socket[Any]
-
-
-def identity_of(engine_index: int) -> bytes:
-    """The name of an engine core's DEALER sockets."""
-    return engine_index.to_bytes(2, "little")
-
-
-class Handshake:
-    """Waits until every engine core is ready. `handshake` and `inputs` are ROUTER sockets, bound before the cores started."""
-
-    def __init__(self, handshake: Socket, inputs: Socket, processes: EngineProcesses, init: EngineInit) -> None:
-        self._handshake = handshake
-        self._inputs = inputs
-        self._processes = processes
-        self._init = MsgpackEncoder().encode(init)
-        self._hello: MsgpackDecoder[EngineHello] = MsgpackDecoder(EngineHello)
-        self._failed: MsgpackDecoder[EngineStartFailed] = MsgpackDecoder(EngineStartFailed)
-        self._response: MsgpackDecoder[EngineCoreReadyResponse] = MsgpackDecoder(EngineCoreReadyResponse)
-        self._ready: dict[int, EngineCoreReadyResponse] = {}
-
-    def wait(self, timeout: float) -> list[EngineCoreReadyResponse]:
-        """READY of each engine core, in the order of their index.
-
-        Raises what an engine core says stands in its way, else EngineStartError: one exited, speaks another protocol, or
-        was not ready within `timeout` seconds.
-        """
-        deadline = time.monotonic() + timeout
-        poller = zmq.Poller()
-        for source in (self._handshake, self._inputs, *self._processes.pidfds):
-            poller.register(source, zmq.POLLIN)
-        indexes = self._processes.indexes
-        while len(self._ready) < len(indexes):
-            left = deadline - time.monotonic()
-            events = dict(poller.poll(int(left * 1000) + 1)) if left > 0 else {}
-            if not events:
-                missing = sorted(set(indexes) - self._ready.keys())
-                raise EngineStartError(f"engine core {missing} was not ready within {timeout:g} s and was ended")
-            if self._inputs in events:
-                self._take_ready()
-            if self._handshake in events:
-                self._take_handshake()
-            exited = self._processes.exited()
-            if exited:
-                self._explain(exited)
-        return [self._ready[index] for index in indexes]
-
-    def _take_handshake(self) -> None:
-        """HELLO gets the configuration for an answer; a failure to start is raised here."""
-        identity, *frames = self._handshake.recv_multipart()
-        try:
-            hello = self._hello.decode(frames)
-        except msgspec.DecodeError:
-            raise self._start_error(frames) from None
-        if hello.protocol_version != PROTOCOL_VERSION:
-            raise _other_protocol(hello.engine_index, hello.protocol_version)
-        self._handshake.send_multipart([identity, *self._init])
-
-    def _start_error(self, frames: list[bytes]) -> Exception:
-        """What an engine core says instead of HELLO, as the exception that it names where that is one of ours."""
-        try:
-            failed = self._failed.decode(frames)
-        except msgspec.DecodeError:
-            return EngineStartError("an engine core began with a message that is neither HELLO nor a failure to start")
-        kind = getattr(exceptions, failed.error_type, None)
-        if isinstance(kind, type) and issubclass(kind, Exception):
-            error: Exception = kind(failed.message)
-            return error
-        return EngineStartError(f"{failed.error_type}: {failed.message}")
-
-    def _take_ready(self) -> None:
-        _, *frames = self._inputs.recv_multipart()
-        try:
-            response = self._response.decode(frames)
-        except msgspec.DecodeError as error:
-            raise EngineStartError(f"an engine core's READY message is not one: {error}") from error
-        if response.protocol_version != PROTOCOL_VERSION:
-            raise _other_protocol(response.engine_index, response.protocol_version)
-        self._ready[response.engine_index] = response
-
-    def _explain(self, exited: dict[int, str]) -> None:
-        """An engine core is gone: raise its own words where they are still to be read, else what is known of its end."""
-        while self._handshake.poll(LAST_WORDS_MS):
-            self._take_handshake()
-        ends = "; ".join(f"engine core {index} {how}" for index, how in exited.items())
-        raise EngineStartError(f"the engine could not be started: {ends}. Its last words above say why")
 
 
 @contextlib.contextmanager
-def hearing_ctrl_c() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt although a loop is kept waiting.
+def launch_core_engines(vllm_config: VllmConfig, client_count: int) -> Iterator[list[dict[str, Any]]]:
+    """Start the engine cores that `client_count` front ends share, and end them with the block.
 
-    A running loop's Ctrl-C cancels a task or calls somebody back, which is not before we are done: raise here as well.
+    Yields the keyword arguments with which each front end joins: `AsyncLLM.from_vllm_config(vllm_config, **arguments)`, in a
+    process of its own. They are plain values, and good for one front end each. The coordinator's death, or an engine core's, is
+    the death of all. Raises as AsyncLLM does where the engine cannot be started.
+    """
+    check_int("client_count", client_count, 1)
+    config = copy.deepcopy(vllm_config)
+    with contextlib.ExitStack() as stack:
+        run = TraceRun(config.observability_config)
+        stack.callback(run.close)
+        config.observability_config.trace_dir = str(run.path)
+        engines = CoreEngines(config, client_count)
+        stack.callback(engines.close)
+        engines.start()
+        engines.processes.watch(lambda _, how: logger.error("%s, and so do the others", how))
+        yield [
+            {"client_addresses": addresses, "client_count": client_count, "client_index": index}
+            for index, addresses in enumerate(engines.addresses)
+        ]
+
+
+class CoreEngines:
+    """The engine cores that a configuration asks for and, for several front ends, the coordinator: started and ended.
+
+    `addresses` are those of each front end's sockets, which it binds itself, before or after the start.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, client_count: int = 1) -> None:
+        self._vllm_config = vllm_config
+        self._folder = ipc_folder()
+        self.processes = EngineProcesses()
+        self.addresses = [
+            {
+                "input_address": self._address(f"inputs-{index}"),
+                "output_address": self._address(f"outputs-{index}"),
+                "stats_update_address": self._address("stats"),
+                "trace_dir": str(vllm_config.observability_config.trace_dir),
+            }
+            for index in range(client_count)
+        ]
+
+    def start(self) -> None:
+        """Come back when every engine core is ready.
+
+        Raises what an engine core says stands in its way, else EngineStartError: one exited, speaks another protocol, or
+        was not ready in time.
+        """
+        timeout = os.environ.get(READY_TIMEOUT, "600")
+        if not re.fullmatch(r"\d+(\.\d+)?", timeout):
+            raise refuse(READY_TIMEOUT, timeout, "a number of seconds")
+        indexes, handshake_address = self._vllm_config.parallel_config.engine_indexes, self._address("handshake")
+        inputs, outputs = ([one[kind] for one in self.addresses] for kind in ("input_address", "output_address"))
+        init = EngineInit(inputs, outputs, msgspec.msgpack.encode(self._vllm_config))
+        coordinator: list[str] = []
+        if len(self.addresses) > 1:
+            init.coordinator_address = self._address("loads")
+            coordinator = ["--engines", init.coordinator_address, "--publish", self._address("stats")]
+            coordinator += ["--num-engines", str(indexes.stop)]
+        with (
+            zmq.Context() as context,
+            make_zmq_socket(context, handshake_address, zmq.ROUTER, bind=True, linger=1000) as handshake,
+            hearing_ctrl_c() as from_now_on,
+        ):
+            self.processes.start(handshake_address, indexes, coordinator)
+            from_now_on()
+            Handshake(handshake, self.processes, indexes, init).wait(float(timeout))
+
+    def close(self, timeout: float | None = None) -> None:
+        """End the processes, in order for `timeout` seconds, then by force. May be called more than once."""
+        self.processes.close(timeout)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _address(self, name: str) -> str:
+        return f"ipc://{self._folder / name}"
+
+
+class Handshake:
+    """Waits until every engine core is ready. `socket` is a ROUTER, bound before the cores started."""
+
+    def __init__(self, socket: zmq.Socket[Any], processes: EngineProcesses, indexes: Sequence[int], init: EngineInit) -> None:
+        self._socket = socket
+        self._processes = processes
+        self._init = msgspec.msgpack.encode(init)
+        self._greeted: set[bytes] = set()
+        self._missing = set(indexes)
+
+    def wait(self, timeout: float) -> None:
+        """Come back when all are ready; raises as `CoreEngines.start` does."""
+        deadline = time.monotonic() + timeout
+        poller = zmq.Poller()
+        for source in (self._socket, *self._processes.pidfds):
+            poller.register(source, zmq.POLLIN)
+        while self._missing:
+            left = deadline - time.monotonic()
+            events = dict(poller.poll(int(left * 1000) + 1)) if left > 0 else {}
+            if not events:
+                raise EngineStartError(f"engine core {sorted(self._missing)} was not ready within {timeout:g} s and was ended")
+            if self._socket in events:
+                self._take()
+            elif exited := self._processes.exited():
+                while self._socket.poll(LAST_WORDS_MS):  # who is gone may have said why
+                    self._take()
+                raise EngineStartError(
+                    f"the engine could not be started: {'; '.join(exited.values())}. Its last words above say why"
+                )
+
+    def _take(self) -> None:
+        """HELLO gets the configuration for an answer; READY, or a failure to start, which is raised, comes next."""
+        identity, *frames = self._socket.recv_multipart()
+        if identity in self._greeted:
+            with contextlib.suppress(msgspec.DecodeError):
+                raise _as_exception(MsgpackDecoder(EngineStartFailed).decode(frames))
+            self._missing.discard(decode_ready(frames).engine_index)
+            return
+        try:
+            hello = MsgpackDecoder(EngineHello).decode(frames)
+        except msgspec.DecodeError:
+            raise EngineStartError("an engine core began with a message that is not HELLO") from None
+        _check_protocol(hello.engine_index, hello.protocol_version)
+        self._greeted.add(identity)
+        self._socket.send_multipart([identity, self._init])
+
+
+def decode_ready(frames: Sequence[bytes]) -> EngineCoreReadyResponse:
+    """READY; EngineStartError where it is none, or one of another release."""
+    try:
+        ready = MsgpackDecoder(EngineCoreReadyResponse).decode(frames)
+    except msgspec.DecodeError as error:
+        raise EngineStartError(f"an engine core's READY message is not one: {error}") from error
+    _check_protocol(ready.engine_index, ready.protocol_version)
+    return ready
+
+
+def _check_protocol(engine_index: int, version: int) -> None:
+    if version != PROTOCOL_VERSION:
+        raise EngineStartError(
+            f"engine core {engine_index} speaks version {version} of the protocol and this front end version "
+            f"{PROTOCOL_VERSION}; install the same release of vllm-lite on both sides"
+        )
+
+
+def _as_exception(failed: EngineStartFailed) -> Exception:
+    """The exception that it names, where that is one of ours."""
+    kind = getattr(exceptions, failed.error_type, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        error: Exception = kind(failed.message)
+        return error
+    return EngineStartError(f"{failed.error_type}: {failed.message}")
+
+
+@contextlib.contextmanager
+def hearing_ctrl_c() -> Iterator[Callable[[], None]]:
+    """Ctrl-C is held back until what this yields is called: none comes between a child's birth and its entry in our list.
+
+    From then on it raises KeyboardInterrupt although a loop is kept waiting: a running loop's Ctrl-C cancels a task or calls
+    somebody back, which is not before we are done.
     """
     handler = signal.getsignal(signal.SIGINT)
-    in_loop = asyncio._get_running_loop() is not None and threading.current_thread() is threading.main_thread()
-    if not in_loop or not callable(handler):  # without a loop the handler is heard; SIG_IGN is meant
-        yield
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):  # not heard here, or not meant
+        yield lambda: None
         return
+    held: list[tuple[int, FrameType | None]] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         handler(number, frame)
-        raise KeyboardInterrupt
+        if asyncio._get_running_loop() is not None:
+            raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, interrupt)
+    def from_now_on() -> None:
+        signal.signal(signal.SIGINT, interrupt)
+        while held:
+            interrupt(*held.pop())
+
+    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
     try:
-        yield
+        yield from_now_on
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-def _other_protocol(engine_index: int, version: int) -> EngineStartError:
-    return EngineStartError(
-        f"engine core {engine_index} speaks version {version} of the protocol and this front end version {PROTOCOL_VERSION}; "
-        "install the same release of vllm-lite on both sides"
-    )
+        if held:
+            handler(*held[0])

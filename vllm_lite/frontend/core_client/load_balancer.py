@@ -1,7 +1,8 @@
 """Which engine core a request goes to: the one with the least to do, as far as is known here.
 
 Process: front end, on the event loop. Knows: what each engine core said last, and which requests are on their way or there.
-Does not know: sockets. What was sent counts at once, so a burst is spread although no engine core has said anything yet.
+Does not know: sockets. What was sent counts at once, so a burst is spread although no engine core has said anything yet; the
+other front ends are taken to have sent as much.
 Mirrors: vllm/v1/engine/core_client.py (DPLBAsyncMPClient.get_core_engine_for_request)
 """
 
@@ -24,22 +25,24 @@ class _Load:
     kv_cache_usage: float = 0.0
     in_flight: int = 0
 
-    def score(self) -> float:
-        score: float = max(self.in_flight, self.waiting + self.running)
+    def score(self, client_count: int) -> float:
+        score: float = max(client_count * self.in_flight, self.waiting + self.running)
         return score + self.waiting * FULL_CACHE_WEIGHT * max(0.0, self.kv_cache_usage - 0.5)
 
 
 class LoadBalancer:
-    """Over engine cores 0 to `count` - 1. Equal loads take turns."""
+    """Over engine cores 0 to `count` - 1, for front end `client_index` of `client_count`. Equal loads take turns, and each
+    front end begins with another one."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, client_count: int = 1, client_index: int = 0) -> None:
         self._loads = [_Load() for _ in range(count)]
-        self._start = 0
+        self._client_count = client_count
+        self._start = count * client_index // client_count
         self.reqs_in_flight: dict[str, int] = {}  # internal id: engine core
 
     def scores(self) -> list[float]:
         """How busy each engine core is, as far as is known."""
-        return [load.score() for load in self._loads]
+        return [load.score(self._client_count) for load in self._loads]
 
     def choose(self, request_id: str, data_parallel_rank: int | None = None) -> int:
         """The engine core for a request that is about to be sent: the one named, the one that has it, else the least loaded."""
@@ -50,7 +53,7 @@ class LoadBalancer:
             index = min(order, key=self.scores().__getitem__)  # the first of equals
             self._start = (self._start + 1) % count
         load = self._loads[index]
-        load.waiting += 1  # until the engine core says how many there are
+        load.waiting += self._client_count  # until the engine core says how many there are
         if request_id not in self.reqs_in_flight:
             self.reqs_in_flight[request_id] = index
             load.in_flight += 1

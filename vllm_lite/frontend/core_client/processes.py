@@ -1,6 +1,7 @@
-"""The engine core processes that this front end started: their life, their death, their end.
+"""The engine core processes that this process started, and the coordinator: their life, their death, their end.
 
-Process: front end; one thread of it waits for processes to exit. Knows: pids, the death pipe. Does not know: sockets.
+Process: front end, or the launcher; one thread of it waits for processes to exit. Knows: pids, the death pipe. Does not know:
+sockets.
 A child that holds the pipe's read end sees its end when this process is gone, however it went, and exits.
 Mirrors: vllm/v1/engine/utils.py (CoreEngineProcManager), vllm/v1/engine/core_client.py (the monitor thread)
 """
@@ -16,12 +17,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Callable, Sequence
 
 logger = logging.getLogger(__name__)
 
 ENGINE_CORE_MODULE = "vllm_lite.engine_core.proc"
+COORDINATOR_MODULE = "vllm_lite.engine_core.coordinator"
+COORDINATOR = -1  # as an index
 TERMINATE_SECONDS = 5.0  # for an orderly end, before the death pipe closes
 DEATH_PIPE_SECONDS = 2.0  # for the exit that the closed pipe asks for, before SIGKILL
 
@@ -32,7 +34,7 @@ class EngineProcesses:
     def __init__(self) -> None:
         self._owner = os.getpid()
         self._processes: list[subprocess.Popen[bytes]] = []
-        self.indexes: list[int] = []  # of the engine cores started, in this order
+        self._indexes: list[int] = []  # in the same order
         self._pidfds: list[int] = []
         self._death_fd: int | None = None  # write end of the death pipe; no child has it
         self._wake_fd: int | None = os.eventfd(0)
@@ -40,41 +42,43 @@ class EngineProcesses:
         self._closing = False
         self._ending = threading.RLock()  # reentrant: garbage collection may call close() anywhere
 
-    def start(self, handshake_address: str, indexes: Sequence[int]) -> None:
-        """Start engine cores of these indexes. In a process group of their own, so that Ctrl-C reaches them through us."""
+    def start(self, handshake_address: str, indexes: Sequence[int], coordinator: Sequence[str] = ()) -> None:
+        """Start engine cores of these indexes, and a coordinator where there are arguments for one."""
         read_end, self._death_fd = os.pipe()
         try:
-            with _ctrl_c_waits():
-                for index in indexes:
-                    self._start(handshake_address, index, read_end)
+            if coordinator:
+                self._start(COORDINATOR, [COORDINATOR_MODULE, *coordinator], read_end)
+            for index in indexes:
+                arguments = ["--handshake", handshake_address, "--engine-index", str(index)]
+                self._start(index, [ENGINE_CORE_MODULE, *arguments], read_end)
         finally:
             os.close(read_end)
 
-    def _start(self, handshake_address: str, index: int, death_fd: int) -> None:
-        command = [sys.executable, "-m", ENGINE_CORE_MODULE, "--handshake", handshake_address]
-        command += ["--engine-index", str(index), "--death-fd", str(death_fd)]
+    def _start(self, index: int, module: Sequence[str], death_fd: int) -> None:
+        """In a process group of its own, so that Ctrl-C reaches it through us."""
+        command = [sys.executable, "-m", *module, "--death-fd", str(death_fd)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(death_fd,), process_group=0)
         self._processes.append(process)
-        self.indexes.append(index)
+        self._indexes.append(index)
         self._pidfds.append(os.pidfd_open(process.pid))
 
     @property
     def pidfds(self) -> list[int]:
-        """One file descriptor for each engine core, readable once it has exited."""
+        """One file descriptor for each process, readable once it has exited."""
         return self._pidfds
 
     @property
     def pids(self) -> list[int]:
-        """The processes started, in the order of `indexes`."""
+        """The processes, the coordinator's first."""
         return [process.pid for process in self._processes]
 
     def exited(self) -> dict[int, str]:
-        """How each engine core that is gone has ended, by its index."""
-        codes = [(index, process, process.poll()) for index, process in zip(self.indexes, self._processes, strict=True)]
-        return {index: f"(pid {process.pid}) {_ending(code)}" for index, process, code in codes if code is not None}
+        """How each process that is gone has ended, a clause by its index."""
+        codes = [(index, process, process.poll()) for index, process in zip(self._indexes, self._processes, strict=True)]
+        return {index: _ending(index, process.pid, code) for index, process, code in codes if code is not None}
 
     def watch(self, on_exit: Callable[[int, str], None]) -> None:
-        """From now on call `on_exit(index, how)` in a thread when an engine core exits, once; the others are then ended."""
+        """From now on call `on_exit(index, how)` in a thread when a process exits, once; the others are then ended."""
         self._watcher = threading.Thread(target=self._watch, args=(on_exit,), name="engine-core-monitor", daemon=True)
         self._watcher.start()
 
@@ -123,7 +127,7 @@ class EngineProcesses:
             self._wait(DEATH_PIPE_SECONDS)
             for process in self._processes:
                 if process.poll() is None:
-                    logger.warning("engine core (pid %d) does not end and is killed", process.pid)
+                    logger.warning("pid %d does not end and is killed", process.pid)
                     process.kill()
                 process.wait()
 
@@ -135,27 +139,11 @@ class EngineProcesses:
                 process.wait(max(deadline - time.monotonic(), 0))
 
 
-@contextlib.contextmanager
-def _ctrl_c_waits() -> Iterator[None]:
-    """Ctrl-C takes effect at the end of the block: none comes between a child's birth and its entry in our list."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    came: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if came:
-        handler(*came[0])
-
-
-def _ending(code: int) -> str:
+def _ending(index: int, pid: int, code: int) -> str:
+    name = "the coordinator" if index == COORDINATOR else f"engine core {index}"
     if code >= 0:
-        return f"ended with exit code {code}"
+        return f"{name} (pid {pid}) ended with exit code {code}"
     try:
-        return f"was ended by {signal.Signals(-code).name}"
+        return f"{name} (pid {pid}) was ended by {signal.Signals(-code).name}"
     except ValueError:
-        return f"was ended by signal {-code}"
+        return f"{name} (pid {pid}) was ended by signal {-code}"

@@ -66,11 +66,14 @@ class _Interval:
 
 
 class LoggingStatLogger(StatLoggerBase):
-    """One engine core's line."""
+    """One engine core's line. Of several front ends each says which it is: tokens are its own, the rest is all of theirs."""
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
         self.engine_index = engine_index
         self.vllm_config = vllm_config
+        parallel = vllm_config.parallel_config
+        count, rank = parallel.api_process_count, parallel.api_process_rank
+        self._front_end = f"front end {rank} of {count}, " if count > 1 else ""
         self._interval = _Interval()
 
     def record(
@@ -87,7 +90,7 @@ class LoggingStatLogger(StatLoggerBase):
         """Write the line, where anything happened."""
         line = self._interval.line()
         if line is not None:
-            logger.info("engine %s: %s", self._name(), line)
+            logger.info("%s%s: %s", self._front_end, self._name(), line)
 
     def log_engine_initialized(self) -> None:
         """Say how much fits."""
@@ -96,7 +99,7 @@ class LoggingStatLogger(StatLoggerBase):
             logger.info("KV cache: %d blocks of %d tokens", cache.num_gpu_blocks, cache.block_size)
 
     def _name(self) -> str:
-        return str(self.engine_index)
+        return f"engine {self.engine_index}"
 
 
 class AggregatedLoggingStatLogger(LoggingStatLogger, AggregateStatLoggerBase):
@@ -107,4 +110,4 @@ class AggregatedLoggingStatLogger(LoggingStatLogger, AggregateStatLoggerBase):
         self.engine_indexes = engine_indexes
 
     def _name(self) -> str:
-        return f"all {len(self.engine_indexes)}"
+        return f"all {len(self.engine_indexes)} engines"

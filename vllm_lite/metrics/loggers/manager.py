@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 class StatLoggerManager:
     """All stat loggers of one engine.
 
-    The log's line and Prometheus are there by default; with several front ends on one engine nobody could write a true line, so
-    it is left out. A subclass of PrometheusStatLogger among `custom_stat_loggers` takes its place. `prometheus` is the logger
-    whose registry answers /metrics. A logger that raises is told of by one line and asked no more.
+    The log's line and Prometheus are there by default. A subclass of PrometheusStatLogger among `custom_stat_loggers` takes its
+    place. `prometheus` is the logger whose registry answers /metrics. A logger that raises is told of by one line and asked no
+    more.
     """
 
     def __init__(
@@ -39,11 +39,10 @@ class StatLoggerManager:
         *,
         enable_default_loggers: bool = True,
         aggregate_engine_logging: bool = False,
-        client_count: int = 1,
     ) -> None:
         self.engine_indexes = list(engine_idxs)
         factories = list(custom_stat_loggers)
-        if enable_default_loggers and client_count == 1:
+        if enable_default_loggers:
             factories.append(AggregatedLoggingStatLogger if aggregate_engine_logging else LoggingStatLogger)
         if not any(isinstance(factory, type) and issubclass(factory, PrometheusStatLogger) for factory in factories):
             factories.append(PrometheusStatLogger)

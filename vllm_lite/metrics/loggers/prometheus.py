@@ -60,14 +60,17 @@ SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by level
 
 
 class PrometheusStatLogger(AggregateStatLoggerBase):
-    """Labels: model_name, and engine, the engine core's index. Every series stands from the start, at zero."""
+    """Labels: model_name, engine (the engine core's index) and, where several front ends share the engine cores, client_index:
+    each counts its own requests, and all know how busy the engine cores are. Every series stands from the start, at zero."""
 
     def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int]) -> None:
         model = vllm_config.model_config
         self.vllm_config = vllm_config
         self.engine_indexes = engine_indexes
         self.registry = CollectorRegistry()
-        self._model_name = model.served_model_name or model.model
+        self._labels = {"model_name": model.served_model_name or model.model}
+        if vllm_config.parallel_config.api_process_count > 1:
+            self._labels["client_index"] = str(vllm_config.parallel_config.api_process_rank)
         longest = buckets_1_2_5(model.max_model_len or 1)
         self._gauges = {name: self._by_engine(Gauge, name, text) for name, text in GAUGES.items()}
         self._counters = {name: self._by_engine(Counter, name, text) for name, text in COUNTERS.items()}
@@ -79,8 +82,8 @@ class PrometheusStatLogger(AggregateStatLoggerBase):
         self._inter_token = Tally(
             f"vllm:{INTER_TOKEN}",
             text,
-            ("model_name", "engine"),
-            [(self._model_name, str(index)) for index in engine_indexes],
+            (*self._labels, "engine"),
+            [(*self._labels.values(), str(index)) for index in engine_indexes],
             registry=self.registry,
             buckets=TOKEN_SECONDS,
         )
@@ -97,7 +100,7 @@ class PrometheusStatLogger(AggregateStatLoggerBase):
             Gauge, "engine_sleep_state", "1 for the state the engine is in", "sleep_state", SLEEP_STATES
         )
         self._rejections = Counter(
-            "vllm:admission_rejections", "requests turned away", ("model_name", "reason"), registry=self.registry
+            "vllm:admission_rejections", "requests turned away", (*self._labels, "reason"), registry=self.registry
         )
         self.record_sleep_state(0, 0)
 
@@ -117,7 +120,7 @@ class PrometheusStatLogger(AggregateStatLoggerBase):
     def log_engine_initialized(self) -> None:
         """The KV cache's size and settings, as labels of a gauge that is 1."""
         cache = vars(self.vllm_config.cache_config)
-        labels = {name: str(value) for name, value in cache.items()}
+        labels = {name: str(value) for name, value in cache.items()} | self._labels
         gauge = Gauge("vllm:cache_config_info", "the KV cache", ("engine", *labels), registry=self.registry)
         for index in self.engine_indexes:
             gauge.labels(engine=str(index), **labels).set(1)
@@ -131,7 +134,7 @@ class PrometheusStatLogger(AggregateStatLoggerBase):
 
     def record_admission_rejection(self, reason: str) -> None:
         """Count a request that was turned away."""
-        self._rejections.labels(self._model_name, reason).inc()
+        self._rejections.labels(*self._labels.values(), reason).inc()
 
     def _record_state(self, stats: SchedulerStats, index: int) -> None:
         gauges, counters = self._gauges, self._counters
@@ -163,7 +166,7 @@ class PrometheusStatLogger(AggregateStatLoggerBase):
             observe = histograms[name][index].observe
             for value in values:
                 observe(value)
-        self._inter_token.labels(self._model_name, str(index)).observe_all(stats.inter_token_latencies_iter)
+        self._inter_token.labels(*self._labels.values(), str(index)).observe_all(stats.inter_token_latencies_iter)
         for request in stats.finished_requests:
             self._record_finished(request, index)
 
@@ -186,13 +189,13 @@ class PrometheusStatLogger(AggregateStatLoggerBase):
                 self._histograms[name][index].observe(value)
 
     def _by_engine(self, kind: Any, name: str, text: str, **options: Any) -> dict[int, Any]:
-        metric = kind(f"vllm:{name}", text, ("model_name", "engine"), registry=self.registry, **options)
-        return {index: metric.labels(self._model_name, str(index)) for index in self.engine_indexes}
+        metric = kind(f"vllm:{name}", text, (*self._labels, "engine"), registry=self.registry, **options)
+        return {index: metric.labels(*self._labels.values(), str(index)) for index in self.engine_indexes}
 
     def _labelled(self, kind: Any, name: str, text: str, label: str, values: tuple[str, ...]) -> dict[int, dict[str, Any]]:
-        metric = kind(f"vllm:{name}", text, ("model_name", "engine", label), registry=self.registry)
+        metric = kind(f"vllm:{name}", text, (*self._labels, "engine", label), registry=self.registry)
         return {
-            index: {value: metric.labels(self._model_name, str(index), value) for value in values}
+            index: {value: metric.labels(*self._labels.values(), str(index), value) for value in values}
             for index in self.engine_indexes
         }
 
