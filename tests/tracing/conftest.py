@@ -51,6 +51,21 @@ def worked(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> R
     return play(tiny_model_path, out, lambda j: j.ask("real", "hello", params(3), HEADERS), distributed_executor_backend="uni")
 
 
+@pytest.fixture(scope="session")
+def called(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """With a worker in a process of its own, which is killed at last."""
+    toy = {"worker_cls": "vllm_lite.engine_core.executor.toy.ToyWorker"}
+    out = tmp_path_factory.mktemp("called") / "run"
+    return play(tiny_model_path, out, Journeys.call, distributed_executor_backend="mp", additional_config=toy)
+
+
+@pytest.fixture(scope="session")
+def balanced(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Two engine cores, and no figures kept."""
+    out = tmp_path_factory.mktemp("balanced") / "run"
+    return play(tiny_model_path, out, Journeys.balance, data_parallel_size=2, disable_log_stats=True)
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     """An empty run at level 3."""

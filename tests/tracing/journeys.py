@@ -7,11 +7,15 @@ import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psutil
+from opentelemetry import trace
+
 from vllm_lite import AsyncEngineArgs, AsyncLLM, PoolingParams, RequestOutputKind, SamplingParams
-from vllm_lite.exceptions import EngineGenerateError, QueueOverflowError, VLLMValidationError
+from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, QueueOverflowError, VLLMValidationError
 from vllm_lite.tracing.journey import RequestJourney, Run, load_run
 from vllm_lite.tracing.spans import Span, run_spans
 
@@ -48,10 +52,17 @@ class Journeys:
         self.progress = asyncio.Event()
 
     async def ask(
-        self, name: str, prompt: Any, how: SamplingParams, headers: Mapping[str, str] | None = None, slow: float = 0
+        self,
+        name: str,
+        prompt: Any,
+        how: SamplingParams,
+        headers: Mapping[str, str] | None = None,
+        *,
+        slow: float = 0,
+        rank: int | None = None,
     ) -> None:
         self.tokens[name] = 0
-        async for output in self.engine.generate(prompt, how, name, trace_headers=headers):
+        async for output in self.engine.generate(prompt, how, name, trace_headers=headers, data_parallel_rank=rank):
             self.tokens[name] += sum(len(answer.token_ids) for answer in output.outputs)
             self.progress.set()
             await asyncio.sleep(slow)
@@ -100,6 +111,32 @@ class Journeys:
 
     async def preempted(self) -> None:
         await asyncio.gather(*(self.ask(f"crowd {number}", f"{number}" * 100, params(150)) for number in range(4)))
+
+    async def call(self) -> None:
+        """Calls that end in every way, and an answer that ends earlier than was planned; then the worker is killed."""
+        await self.ask("stopped early", "hello", params(100, stop_token_ids=list(range(ord("A"), ord("z") + 1))))
+        await self.engine.sleep(level=1, mode="keep")
+        await self.engine.wake_up()
+        await self.engine.reset_prefix_cache()
+        with contextlib.suppress(RuntimeError):
+            await self.engine.collective_rpc("sleep_for", 0.05, (0.2,))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.engine.collective_rpc("sleep_for", args=(0.2,)), 0.05)
+        assert not await self.engine.is_sleeping()  # which is answered when that call has ended
+        [worker] = psutil.Process(self.engine.engine_core.ready[0].pid).children()
+        worker.kill()
+        for number in count():
+            if self.engine.errored:
+                break
+            with contextlib.suppress(EngineDeadError, EngineGenerateError):
+                await self.ask(f"last {number}", "hello", params(400))
+
+    async def balance(self) -> None:
+        """Two engine cores; the first request asks for one. All while a span of somebody else's is current."""
+        somebody = trace.SpanContext(1, 2, is_remote=False, trace_flags=trace.TraceFlags(1))
+        with trace.use_span(trace.NonRecordingSpan(somebody)):
+            await self.ask("asked", "hello", params(3), rank=1)
+            await asyncio.gather(*(self.ask(f"any {number}", "hello", params(20)) for number in range(2)))
 
     async def die(self) -> None:
         """Two answers are under way when the engine core is killed."""

@@ -10,13 +10,13 @@ import pytest
 from tests.tracing.journeys import CALLER_SPAN, CALLER_TRACE, SHARED, Recorded
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.check import check_run
-from vllm_lite.tracing.spans import Kind
+from vllm_lite.tracing.spans import Kind, Span
 from vllm_lite.tracing.spans.environment import resource_attributes
 
 GIVEN_UP = ["running 0", "running 1", "running 2", "running 3", "waiting 0", "waiting 1", "waiting 2"]
 
 
-@pytest.mark.parametrize("name", ["told", "died", "worked"])
+@pytest.mark.parametrize("name", ["told", "died", "worked", "called", "balanced"])
 def test_every_rule_holds(request: pytest.FixtureRequest, name: str) -> None:
     recorded: Recorded = request.getfixturevalue(name)
     assert {finding.rule: finding.failures for finding in check_run(recorded.run) if not finding.ok} == {}
@@ -69,6 +69,12 @@ def test_gap_04_what_the_engine_core_itself_ended_has_its_parent_and_true_times(
     assert (sender.name, sender.parent_span_id) == ("send engine_core.inputs", root.span_id)
     assert root.start <= sender.start <= stay.start <= stay.end
     assert stay.end - stay.start < 60e9
+
+
+def test_gap_05_t1_tracing_needs_no_figures(balanced: Recorded) -> None:
+    roots = [balanced.root(name) for name in balanced.tokens]
+    assert [root.attributes["vllm_lite.outcome"] for root in roots] == ["finished"] * 3
+    assert all(float(str(root.attributes["vllm_lite.queue_time"])) >= 0 for root in roots)
 
 
 def test_gap_06_t3_three_answers_are_one_request_with_three_samples(told: Recorded) -> None:
@@ -167,6 +173,41 @@ def test_gap_14_cached_tokens_and_chunks(told: Recorded) -> None:
     assert sum(int(str(span.attributes["vllm_lite.preempted"])) for span in told.named("engine_core.step")) > 0
 
 
+def test_gap_14_evictions_and_blocks_that_could_not_be_had(told: Recorded) -> None:
+    steps = told.named("engine_core.step")
+    assert sum(int(str(span.attributes["vllm_lite.blocks_evicted"])) for span in steps) > 0
+    refused = sum(int(str(span.attributes["vllm_lite.blocks_refused"])) for span in steps)
+    stays = [span for span in told.named("process engine_core.inputs") if "vllm_lite.blocks_refused" in span.attributes]
+    assert 0 < sum(int(str(span.attributes["vllm_lite.blocks_refused"])) for span in stays) <= refused
+    assert {told.named("process engine_core.inputs")[0].name} == {span.name for span in stays}
+
+
+def test_gap_15_calls_are_pairs_of_spans_that_name_each_other(told: Recorded, called: Recorded) -> None:
+    for recorded, methods in (
+        (told, ["pause_scheduler", "resume_scheduler"]),
+        (called, ["sleep", "wake_up", "reset_prefix_cache", "collective_rpc", "collective_rpc", "is_sleeping"]),
+    ):
+        callers = [span for span in recorded.spans if span.kind is Kind.CLIENT and "rpc.method" in span.attributes]
+        assert [span.name for span in callers] == [f"engine_core/{method}" for method in methods]
+        for caller in callers:
+            [served] = recorded.children(caller)
+            assert (served.name, served.kind, served.process.role) == (caller.name, Kind.SERVER, "engine-core")
+            assert [link.span_id for link in caller.links] == [served.span_id]
+            assert served.attributes["vllm_lite.call_id"] == caller.attributes["vllm_lite.call_id"]
+            assert caller.start <= served.start
+
+
+def test_gap_15_d12_a_time_out_names_method_and_rank(called: Recorded) -> None:
+    late, given_up = [span for span in called.named("engine_core/collective_rpc") if span.kind is Kind.CLIENT]
+    [served] = called.children(late)
+    assert served.attributes["error.type"] == "TimeoutError"
+    assert served.error == "worker 0 did not answer sleep_for within 0.05 s"
+    assert served.error in str(late.error)
+    assert given_up.attributes["error.type"] == "CancelledError"
+    [served] = called.children(given_up)
+    assert (served.error, served.end > given_up.end) == (None, True)
+
+
 def test_gap_16_execution_is_a_span_of_the_executor_and_of_the_worker(worked: Recorded) -> None:
     spans = worked.named("worker.execute_model")
     assert len(spans) == len(worked.named("engine_core.step")) == 3
@@ -193,10 +234,63 @@ def test_gap_17_28_what_came_too_late_is_seen(told: Recorded) -> None:
     assert len(events) == bags
 
 
+def test_gap_18_which_engine_core_and_why_is_on_the_send_span(balanced: Recorded) -> None:
+    def choice(name: str) -> list[object]:
+        [sent] = balanced.below(name, "send engine_core.inputs")
+        return [sent.attributes[f"vllm_lite.engine_{what}"] for what in ("index", "choice", "scores")]
+
+    assert choice("asked") == [1, "asked", [0.0, 0.0]]
+    first, second = choice("any 0"), choice("any 1")
+    assert (first[1], second[1]) == ("least_busy", "least_busy")
+    for index, _, scores in (first, second):
+        assert isinstance(index, int)
+        assert isinstance(scores, list)
+        assert scores[index] == min(scores)
+    assert {first[0], second[0]} == {0, 1}
+    pids = {span.process.pid for span in balanced.named("process engine_core.inputs")}
+    assert len(pids) == 2
+
+
+def test_gap_19_the_death_of_a_worker_is_what_ended_its_engine_core(called: Recorded) -> None:
+    [end] = [span for span in called.named("shutdown") if span.process.role == "engine-core"]
+    assert (end.attributes["error.type"], end.error) == ("RuntimeError", "worker 0 ended with exit code -9")
+    [death] = called.named("engine_core.death")
+    assert death.error is not None
+    assert death.start >= end.start - 1e9
+
+
+def test_gap_19_an_orderly_end_is_a_span_of_each_process(told: Recorded) -> None:
+    ends = {(span.process.role, span.name): span.error for span in told.spans if span.name in ("drain", "shutdown")}
+    assert ends == {("frontend", "shutdown"): None, ("engine-core", "drain"): None, ("engine-core", "shutdown"): None}
+
+
 def test_gap_19_the_death_of_an_engine_is_a_span(died: Recorded) -> None:
     [death] = died.named("engine_core.death")
     assert (death.attributes["error.type"], death.attributes["vllm_lite.engine_index"]) == ("engine_dead", 0)
     assert all(died.root(f"dying {number}").end >= death.start for number in range(2))
+
+
+def test_a_start_up_is_one_trace_down_to_the_workers_load(worked: Recorded) -> None:
+    [root] = worked.named("engine.start")
+    assert root.parent_span_id is None
+
+    def path(span: Span) -> list[str]:
+        return [] if span.parent_span_id is None else [*path(worked.by_id[span.parent_span_id]), span.name]
+
+    tree = {"/".join(path(span)): span.process.role for span in worked.spans if span.trace_id == root.trace_id}
+    core = "launch/engine_core.start"
+    assert tree == {
+        "": "frontend",
+        "load_tokenizer": "frontend",
+        "launch": "frontend",
+        "ready": "frontend",
+        core: "engine-core",
+        f"{core}/handshake": "engine-core",
+        f"{core}/build_executor": "engine-core",
+        f"{core}/build_executor/load_weights": "worker",
+        f"{core}/initialize_kv_caches": "engine-core",
+        f"{core}/initialize_kv_caches/warm_up": "worker",
+    }
 
 
 def test_gap_20_what_is_defined_is_also_set(told: Recorded) -> None:
@@ -221,6 +315,11 @@ def test_gap_22_each_token_is_an_event(told: Recorded) -> None:
         assert [event.t for event in events] == sorted(event.t for event in events)
 
 
+def test_gap_25_nobody_elses_span_is_a_parent(balanced: Recorded) -> None:
+    assert {balanced.root(name).parent_span_id for name in balanced.tokens} == {None}
+    assert "1".rjust(32, "0") not in {span.trace_id for span in balanced.spans}
+
+
 def test_gap_26_16_an_unsampled_request_is_not_there_and_nothing_hangs_on_it(told: Recorded) -> None:
     assert "unsampled" in told.tokens
     assert "unsampled" not in {request.accept.external_id for request in told.run.requests}
@@ -231,6 +330,15 @@ def test_gap_27_context_goes_in_once_and_comes_out_as_the_callers_own(told: Reco
     root = told.root("plain")
     assert (root.trace_id, root.parent_span_id, root.tracestate) == (CALLER_TRACE, CALLER_SPAN, "vendor=1")
     assert not any("user" in str(value) for value in root.attributes.values())  # baggage is passed on, never shown
+
+
+def test_gap_28_tokens_made_for_one_who_is_gone_are_counted(called: Recorded) -> None:
+    """Its next step was on its way when it stopped."""
+    [stay] = called.below("stopped early", "process engine_core.inputs")
+    assert stay.attributes["vllm_lite.stale_tokens"] == 1
+    linked = called.journey("stopped early").stays[0].spells[0].steps
+    steps = [span for span in called.named("scheduler.update_from_output") if span.attributes["vllm_lite.stale_tokens"]]
+    assert steps[0].trace_id == linked[-1].schedule.trace_id
 
 
 def test_t6_each_span_is_of_the_process_that_it_happened_in(worked: Recorded) -> None:
