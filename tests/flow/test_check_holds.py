@@ -15,7 +15,7 @@ from vllm_lite.tracing.journey.load import load_run
 
 
 async def read(engine: AsyncLLM, name: str, params: SamplingParams, leave_after: int | None, began: asyncio.Event) -> None:
-    """Take what comes, slowly enough that letters are stapled; go after so many outputs."""
+    """Take what comes, with a question to the engine core after each so that letters are stapled; go after so many outputs."""
     stream = engine.generate(list(b"somewhere"), params, name)
     num_outputs = 0
     async for _ in stream:
@@ -23,7 +23,7 @@ async def read(engine: AsyncLLM, name: str, params: SamplingParams, leave_after:
         began.set()
         if num_outputs == leave_after:
             break
-        await asyncio.sleep(0.01)
+        await engine.is_sleeping()
     await stream.aclose()
 
 

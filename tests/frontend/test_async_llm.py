@@ -644,7 +644,7 @@ async def test_s4_a_slow_reader_loses_nothing(toy: AsyncLLM) -> None:
         outputs.append(output)
         await asyncio.sleep(0.01)
     assert joined(outputs) == expected
-    assert len(outputs) < 40  # letters were stapled
+    assert len(outputs) == 2  # all that came meanwhile was stapled
 
 
 async def test_many_requests_in_every_way_at_once(toy: AsyncLLM) -> None:
@@ -664,7 +664,7 @@ async def test_many_requests_in_every_way_at_once(toy: AsyncLLM) -> None:
             if len(outputs) == cancel_at and way == "abort":
                 await toy.abort(name)
             if way == "slow":
-                await asyncio.sleep(0.002)
+                await toy.is_sleeping()  # steps go on until the answer comes
         text, token_ids, reason = joined(outputs)
         assert expected[prompt][1][: len(token_ids)] == token_ids
         assert expected[prompt][0].startswith(text)
