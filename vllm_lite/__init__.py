@@ -24,6 +24,7 @@ _PLACES = {
     "RequestOutput": "vllm_lite.outputs",
     "RequestOutputKind": "vllm_lite.sampling_params",
     "SamplingParams": "vllm_lite.sampling_params",
+    "StreamingInput": "vllm_lite.frontend.protocol",
     "VllmConfig": "vllm_lite.config",
 }
 __all__ = ["__version__", *_PLACES]  # noqa: PLE0604  (the places are strings)

@@ -256,13 +256,46 @@ async def test_bad_input_is_refused_by_name(make: Maker, prompt: Any, request_pa
     assert client.added == client.aborts == []
 
 
-async def test_prompts_in_pieces_are_refused(make: Maker) -> None:
-    async def pieces() -> AsyncGenerator[str, None]:
-        yield "a"
+async def test_an_engine_core_request_counts_as_it_is(make: Maker) -> None:
+    llm, client = make(scheduling_policy="priority")
+    wanted = params(n=2, max_tokens=None, seed=3)
+    made = llm.input_processor.process_inputs(
+        "mine", {"prompt_token_ids": [1, 2], "cache_salt": "pepper"}, wanted, arrival_time=5.0, priority=4, session_id="s"
+    )
+    collector = await llm.add_request("mine", made, params(max_tokens=1))
+    for child in client.added:
+        assert (child.external_req_id, child.prompt_token_ids, child.cache_salt) == ("mine", [1, 2], "pepper")
+        assert (child.arrival_time, child.priority, child.session_id) == (5.0, 4, "s")
+        assert child.sampling_params is not None
+        assert child.sampling_params.max_tokens == 510
+    assert len(client.added) == 2
+    assert made.external_req_id is None
+    await llm.abort("mine")
+    assert (await collector.get()).finished
 
-    llm, _ = make()
-    with pytest.raises(NotImplementedError, match="come in pieces"):
-        await collect(llm.generate(pieces(), params(), "mine"))  # type: ignore[arg-type]
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("request_id", "another"),
+        ("prompt_token_ids", [320]),
+        ("prompt_token_ids", None),
+        ("sampling_params", None),
+        ("priority", 1),
+        ("resumable", True),
+        ("external_req_id", "mine"),
+        ("client_index", 1),
+        ("mm_features", [1]),
+    ],
+)
+async def test_a_bad_engine_core_request_is_refused_by_name(make: Maker, field: str, value: Any) -> None:
+    llm, client = make()
+    made = llm.input_processor.process_inputs("mine", [1, 2], params())
+    setattr(made, field, value)
+    with pytest.raises(VLLMValidationError) as caught:
+        await collect(llm.generate(made, params(), "mine"))
+    assert caught.value.parameter == ("params" if field == "sampling_params" else field)
+    assert (is_empty(llm), client.added) == (True, [])
 
 
 async def test_the_background_task_runs_in_an_empty_context(make: Maker) -> None:
@@ -642,7 +675,7 @@ async def test_s4_a_slow_reader_loses_nothing(toy: AsyncLLM) -> None:
     outputs = []
     async for output in toy.generate("p", params(max_tokens=40), "slow"):
         outputs.append(output)
-        await asyncio.sleep(0.01)
+        await until(lambda: toy.get_num_unfinished_requests() == 0)
     assert joined(outputs) == expected
     assert len(outputs) == 2  # all that came meanwhile was stapled
 

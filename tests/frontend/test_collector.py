@@ -13,7 +13,7 @@ from tests.frontend.helpers import CUMULATIVE, DELTA
 from vllm_lite import RequestOutputKind, SamplingParams
 from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.stamps import Stamps
-from vllm_lite.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
+from vllm_lite.outputs import STREAM_FINISHED, CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from vllm_lite.tracing.journey.load import load_run
 from vllm_lite.tracing.records import KEPT_BACK, PUT, STAPLED
 from vllm_lite.tracing.request_trace import RequestTrace
@@ -221,3 +221,35 @@ def test_takes_say_how_long_a_letter_lay_there(stamps: Stamps, tmp_path: Path) -
     assert request.close is not None
     assert (take.tokens, request.close.takes) == (3, 1)
     assert 0 < take.wait < 10**9
+
+
+async def test_an_end_without_a_letter(stamps: Stamps) -> None:
+    """It is no letter, so nobody counts it; a letter that lies there becomes the last instead."""
+    collector, trace = traced(stamps)
+    reader = asyncio.create_task(collector.get())
+    await asyncio.sleep(0)
+    collector.finish()
+    assert await reader is STREAM_FINISHED
+    assert (counts(trace), trace.closed) == ((0, 0, 0, 0), True)
+    collector, trace = traced(stamps)
+    collector.put(letter("a"))
+    collector.finish()
+    last = collector.get_nowait()
+    assert last is not None
+    assert (last.finished, counts(trace), trace.closed) == (True, (1, 0, 1, 0), True)
+
+
+def test_an_end_that_nobody_takes_is_no_letter_left(stamps: Stamps) -> None:
+    collector, trace = traced(stamps)
+    collector.finish()
+    collector.close()
+    assert counts(trace) == (0, 0, 0, 0)
+    assert STREAM_FINISHED.outputs == []
+
+
+def test_an_end_behind_an_error_changes_nothing() -> None:
+    collector = RequestOutputCollector(DELTA, "r")
+    collector.put(RuntimeError("broken"))
+    collector.finish()
+    with pytest.raises(RuntimeError, match="broken"):
+        collector.get_nowait()

@@ -11,7 +11,8 @@ import asyncio
 import copy
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from vllm_lite.config import VllmConfig
@@ -22,12 +23,14 @@ from vllm_lite.frontend.admission_control import AdmissionControl
 from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.control import EngineControl
 from vllm_lite.frontend.core_client import make_async_mp_client, note_place, take_ready
-from vllm_lite.frontend.input_processor import InputProcessor
+from vllm_lite.frontend.input_processor import InputProcessor, arguments_of
 from vllm_lite.frontend.output_handler import OutputHandler, send_abort
 from vllm_lite.frontend.parallel_sampling import children_of
 from vllm_lite.frontend.parts import EngineParts
+from vllm_lite.frontend.protocol import AnyPrompt
 from vllm_lite.frontend.renderer import Prompt
 from vllm_lite.frontend.stamps import unsampled_headers
+from vllm_lite.frontend.streaming_input import InputFeeder
 from vllm_lite.metrics.loggers import StatLoggerFactory, StatLoggerManager, load_stat_logger_plugin_factories
 from vllm_lite.outputs import STREAM_FINISHED, PoolingRequestOutput, RequestOutput
 from vllm_lite.pooling_params import PoolingParams
@@ -81,10 +84,11 @@ class AsyncLLM(EngineControl):
         try:
             self._build(client_addresses)
             self._build_loggers(custom, default=log_stats, aggregate=aggregate_engine_logging)
+            self._parts.started()
         except BaseException:
             self.shutdown(timeout=0)
             raise
-        if start_engine_loop and _loop_is_running():
+        if start_engine_loop and asyncio._get_running_loop() is not None:
             self._run_output_handler()
 
     @classmethod
@@ -143,7 +147,7 @@ class AsyncLLM(EngineControl):
         self.input_processor = InputProcessor(config, self.renderer)
         self._admission = AdmissionControl(config.scheduler_config)
         self._stamps = parts.build_stamps(config, joined=client_addresses is not None)
-        self.engine_core = parts.engine_core = make_async_mp_client(config, client_addresses)
+        self.engine_core = parts.launch(lambda: make_async_mp_client(config, client_addresses))
         take_ready(config, self.engine_core.ready)
 
     def _build_loggers(self, custom: list[StatLoggerFactory], *, default: bool, aggregate: bool) -> None:
@@ -159,9 +163,9 @@ class AsyncLLM(EngineControl):
 
     # ---- requests ----------------------------------------------------------------------------------------------------------
 
-    async def generate(
+    def generate(
         self,
-        prompt: Prompt,
+        prompt: AnyPrompt,
         sampling_params: SamplingParams,
         request_id: str,
         *,
@@ -181,41 +185,29 @@ class AsyncLLM(EngineControl):
         The last output has `finished` set and a `finish_reason` in each answer; after an `abort()` from elsewhere that is
         "abort". Raises VLLMValidationError or QueueOverflowError where the request is refused, EngineDeadError where the engine
         died, EngineGenerateError where anything else went wrong with this request.
-        """
-        collector: RequestOutputCollector | None = None
-        try:
-            if isinstance(sampling_params, PoolingParams):
-                raise refuse("params", "PoolingParams", "SamplingParams; encode() takes PoolingParams")
-            collector = await self.add_request(
-                request_id,
-                prompt,
-                sampling_params,
-                lora_request=lora_request,
-                tokenization_kwargs=tokenization_kwargs,
-                trace_headers=trace_headers,
-                priority=priority,
-                data_parallel_rank=data_parallel_rank,
-                session_id=session_id,
-                kv_hints=kv_hints,
-                prompt_text=prompt_text,
-                reasoning_ended=reasoning_ended,
-                reasoning_parser_kwargs=reasoning_parser_kwargs,
-            )
-            finished = False
-            while not finished:
-                output = collector.get_nowait() or await collector.get()  # no task switch where something lies there already
-                assert isinstance(output, RequestOutput)
-                finished = output.finished
-                if output is not STREAM_FINISHED:
-                    yield output
-        except BaseException as error:
-            await self._end_early(error, request_id, collector)
-            raise
-        finally:
-            if collector is not None:
-                collector.close()
 
-    async def encode(
+        An async generator of `StreamingInput` is a prompt in parts, each answered when it comes. Outputs go on over all answers
+        until the generator has ended; what it raises is raised here. An EngineCoreRequest counts as it is, and the other
+        arguments do not.
+        """
+        return self._outputs(
+            request_id,
+            prompt,
+            sampling_params,
+            SamplingParams,
+            prompt_text=prompt_text,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            priority=priority,
+            data_parallel_rank=data_parallel_rank,
+            session_id=session_id,
+            kv_hints=kv_hints,
+            reasoning_ended=reasoning_ended,
+            reasoning_parser_kwargs=reasoning_parser_kwargs,
+        )
+
+    def encode(
         self,
         prompt: Prompt,
         pooling_params: PoolingParams,
@@ -231,23 +223,34 @@ class AsyncLLM(EngineControl):
 
         Raises what `generate()` raises; EngineGenerateError also where the engine could not make the vector.
         """
+        return self._outputs(
+            request_id,
+            prompt,
+            pooling_params,
+            PoolingParams,
+            lora_request=lora_request,
+            trace_headers=trace_headers,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+            reasoning_ended=reasoning_ended,
+        )
+
+    async def _outputs(
+        self, request_id: str, prompt: AnyPrompt, params: Any, kind: type[SamplingParams | PoolingParams], **options: Any
+    ) -> AsyncGenerator[Any, None]:
+        """What a request's collector gets, until the last. Nothing happens before the first is asked for."""
         collector: RequestOutputCollector | None = None
         try:
-            if isinstance(pooling_params, SamplingParams):
-                raise refuse("params", "SamplingParams", "PoolingParams; generate() takes SamplingParams")
-            collector = await self.add_request(
-                request_id,
-                prompt,
-                pooling_params,
-                lora_request=lora_request,
-                tokenization_kwargs=tokenization_kwargs,
-                trace_headers=trace_headers,
-                priority=priority,
-                reasoning_ended=reasoning_ended,
-            )
-            output = await collector.get()
-            assert isinstance(output, PoolingRequestOutput)
-            yield output
+            if not isinstance(params, kind):
+                accepted = f"{kind.__name__}; generate() takes SamplingParams, encode() PoolingParams"
+                raise refuse("params", type(params).__name__, accepted)
+            collector = await self.add_request(request_id, prompt, params, **options)
+            finished = False
+            while not finished:
+                output = collector.get_nowait() or await collector.get()  # no task switch where something lies there already
+                finished = output.finished
+                if output is not STREAM_FINISHED:
+                    yield output
         except BaseException as error:
             await self._end_early(error, request_id, collector)
             raise
@@ -268,13 +271,15 @@ class AsyncLLM(EngineControl):
         if isinstance(error, known) or not isinstance(error, Exception):
             return
         if collector is not None:
+            if error is collector.input_error:
+                return
             await self._give_up((collector.request_id,), "api")
         raise EngineGenerateError(f"request {request_id!r} failed: {error}") from error
 
     async def add_request(
         self,
         request_id: str,
-        prompt: Prompt,
+        prompt: AnyPrompt,
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         *,
@@ -291,22 +296,21 @@ class AsyncLLM(EngineControl):
     ) -> RequestOutputCollector:
         """Check, register and send a request; its outputs come to the collector. On any failure, cancellation too, nothing of
         the request is left anywhere."""
+        if isinstance(prompt, EngineCoreRequest):
+            if request_id != prompt.request_id:
+                raise refuse("request_id", request_id, f"that of the EngineCoreRequest, {prompt.request_id!r}")
+            return await self.add_request(**arguments_of(prompt))
         trace_headers = self._usable_headers(trace_headers)
         trace = self._stamps.accept(request_id, params, trace_headers)
         try:
             if self.errored:
                 raise self.dead_error
             self._run_output_handler()
-            t0 = now_ns()
             if prompt_text is not None:
                 check_text("prompt_text", prompt_text)
-            if isinstance(prompt, AsyncGenerator):
-                raise NotImplementedError("prompts that come in pieces (async generators) are not in this release")
-            rendered = await self.renderer.render_async(prompt, tokenization_kwargs)
-            request = self.input_processor.process_inputs(
+            process = partial(
+                self.input_processor.process_inputs,
                 request_id,
-                rendered,
-                params,
                 supported_tasks=await self.get_supported_tasks(),
                 arrival_time=arrival_time,
                 lora_request=lora_request,
@@ -318,12 +322,45 @@ class AsyncLLM(EngineControl):
                 reasoning_ended=reasoning_ended,
                 reasoning_parser_kwargs=reasoning_parser_kwargs,
             )
-            if trace is not None:
-                self._stamps.tokenise(trace, t0, len(rendered["prompt_token_ids"]))
-            return await self._enter(request, prompt_text or rendered.get("prompt"), trace)
+            make = partial(self._make_request, process, tokenization_kwargs, trace)
+            if isinstance(prompt, AsyncGenerator):
+                if prompt_text is not None:
+                    raise refuse("prompt_text", prompt_text, "None where the prompt comes in parts")
+                feeder = InputFeeder(request_id, params, self.input_processor, self.output_processor, self.engine_core)
+                self._admit(1, feeder.request_id)
+                self._log_request(feeder.request_id, "opened")
+                return feeder.start(prompt, make, partial(self._post, sample=0, trace=trace), trace, self._stamps)
+            request, text = await make(prompt, params)
+            return await self._enter(request, prompt_text or text, trace)
         except BaseException as error:
             if trace is not None:
                 self._stamps.close_request(trace, error)
+            raise
+
+    async def _make_request(
+        self,
+        process: Callable[..., EngineCoreRequest],
+        tokenization_kwargs: Mapping[str, Any] | None,
+        trace: RequestTrace | None,
+        prompt: Prompt,
+        params: SamplingParams | PoolingParams,
+        **options: Any,
+    ) -> tuple[EngineCoreRequest, str | None]:
+        """Render and check; the request, and the text of its prompt where there is one."""
+        t0 = now_ns()
+        rendered = await self.renderer.render_async(prompt, tokenization_kwargs)
+        request = process(rendered, params, **options)
+        if trace is not None:
+            self._stamps.tokenise(trace, t0, len(rendered["prompt_token_ids"]))
+        return request, rendered.get("prompt")
+
+    def _admit(self, n: int, request_id: str) -> None:
+        try:
+            self.check_admission(n, request_id)
+        except QueueOverflowError as error:
+            if self.logger_manager is not None:
+                kind = "max_num_queued_tokens" if isinstance(error, MaxQueuedTokensError) else "max_num_queued_reqs"
+                self.logger_manager.record_admission_rejection(kind)
             raise
 
     async def _enter(
@@ -333,13 +370,7 @@ class AsyncLLM(EngineControl):
         self.input_processor.assign_request_id(request)
         collector = RequestOutputCollector(request.params.output_kind, request.request_id, trace, self._stamps)
         children, parent = children_of(request)
-        try:
-            self.check_admission(len(children), request.request_id)
-        except QueueOverflowError as error:
-            if self.logger_manager is not None:
-                kind = "max_num_queued_tokens" if isinstance(error, MaxQueuedTokensError) else "max_num_queued_reqs"
-                self.logger_manager.record_admission_rejection(kind)
-            raise
+        self._admit(len(children), request.request_id)
         registered: list[str] = []
         try:
             for index, child in enumerate(children):
@@ -361,15 +392,7 @@ class AsyncLLM(EngineControl):
         request.trace_headers = trace.headers(request.trace_headers, span_id)
         t0 = now_ns()
         posted = await self.engine_core.add_request_async(request)
-        self._stamps.post(
-            trace,
-            request.request_id,
-            t0=t0,
-            span_id=span_id,
-            body_size=posted.body_size,
-            sample=sample,
-            engine=posted.engine_index,
-        )
+        self._stamps.post(trace, request.request_id, t0=t0, span_id=span_id, sample=sample, posted=posted)
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """Give up every request in flight under these ids, the caller's own or (`internal`) the engine's. Their `generate()`
@@ -386,18 +409,6 @@ class AsyncLLM(EngineControl):
         """Raise QueueOverflowError where `n` more requests would be too many now."""
         processor = self.output_processor
         self._admission.check(n, processor.get_num_unfinished_requests(), processor.get_num_queued_tokens())
-
-    async def get_supported_tasks(self) -> tuple[str, ...]:
-        """What the model can be asked for: "generate", "embed"."""
-        return tuple(self.engine_core.ready[0].supported_tasks)
-
-    def get_num_unfinished_requests(self) -> int:
-        """Requests in the engine, each of n > 1 counted."""
-        return self.output_processor.get_num_unfinished_requests()
-
-    def get_num_queued_tokens(self) -> int:
-        """Prompt tokens of requests that have not made their first token yet."""
-        return self.output_processor.get_num_queued_tokens()
 
     def _run_output_handler(self) -> None:
         """Start the background task, once."""
@@ -430,11 +441,3 @@ class AsyncLLM(EngineControl):
         """
         if self._finalizer.detach():
             self._parts.close(timeout)
-
-
-def _loop_is_running() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -11,7 +11,7 @@ import asyncio
 from typing import Any
 
 from vllm_lite.frontend.stamps import TOKEN_LEVEL, Stamps
-from vllm_lite.outputs import PoolingRequestOutput, RequestOutput
+from vllm_lite.outputs import STREAM_FINISHED, PoolingRequestOutput, RequestOutput
 from vllm_lite.sampling_params import RequestOutputKind
 from vllm_lite.tracing.recorder import now_ns
 from vllm_lite.tracing.records import KEPT_BACK, PUT, STAPLED
@@ -36,6 +36,7 @@ class RequestOutputCollector:
         "_take",
         "_waiter",
         "aggregate",
+        "input_error",
         "output",
         "request_id",
         "trace",
@@ -52,6 +53,7 @@ class RequestOutputCollector:
         self.request_id = request_id
         self.output: Any = None  # Output, Exception or None
         self._failed = False  # it is an exception: asking this is quicker than asking for its type
+        self.input_error: Exception | None = None  # what the caller's own generator of prompt parts raised
         self.trace = trace
         self._stamps = stamps
         self._take = None if stamps is None or trace is None or trace.level < TOKEN_LEVEL else stamps.take
@@ -75,21 +77,31 @@ class RequestOutputCollector:
             trace.puts += 1
             if self._take is not None:
                 self._t_put = now_ns()
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
+        if self._waiter is not None:
+            self._wake()
         return PUT
+
+    def finish(self) -> None:
+        """Nothing more will come: what lies in the slot is the last output, or STREAM_FINISHED is."""
+        if self.output is None:
+            self.output = STREAM_FINISHED
+            self._wake()
+        elif not self._failed:
+            self.output.finished = True
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def _put_error(self, error: Exception) -> str:
         if self._failed:
             return KEPT_BACK
         self._failed = True
+        if self.output is not None and self.trace is not None:
+            self.trace.left += 1
         self.output = error
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._wake()
         return PUT
 
     def _put_on(self, present: Output, output: Output) -> str:
@@ -127,7 +139,9 @@ class RequestOutputCollector:
             self.close(output)
             raise output
         trace = self.trace
-        if trace is not None:
+        if output is STREAM_FINISHED:
+            self.close()
+        elif trace is not None:
             trace.takes += 1
             take = self._take
             if take is not None:
@@ -147,7 +161,9 @@ class RequestOutputCollector:
         if trace is None or self._stamps is None or trace.closed:
             return
         left = self.output
-        trace.left_tokens = 0 if left is None or self._failed else self._num_new(left)
+        lies_there = left is not None and left is not STREAM_FINISHED and not self._failed
+        trace.left += lies_there
+        trace.left_tokens = self._num_new(left) if lies_there else 0
         self._stamps.close_request(trace, error)
 
     def _num_new(self, output: Output) -> int:

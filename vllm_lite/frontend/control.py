@@ -13,6 +13,7 @@ from typing import Any, get_args
 from vllm_lite.config.checks import check_bool, check_choice, check_int, refuse
 from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.core_client import EngineCoreClient
+from vllm_lite.frontend.output_processor import OutputProcessor
 from vllm_lite.frontend.parts import EngineParts
 from vllm_lite.frontend.protocol import EngineClient, PauseMode
 from vllm_lite.frontend.stamps import Stamps
@@ -26,6 +27,7 @@ class EngineControl(EngineClient):
     """The half of AsyncLLM that does not carry requests."""
 
     engine_core: EngineCoreClient
+    output_processor: OutputProcessor
     logger_manager: StatLoggerManager | None  # None with log_stats off
     _parts: EngineParts
     _stamps: Stamps
@@ -80,6 +82,18 @@ class EngineControl(EngineClient):
         """Whether trace headers are of use now."""
         return self._stamps.level > 0
 
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """What the model can be asked for: "generate", "embed"."""
+        return tuple(self.engine_core.ready[0].supported_tasks)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests in the engine, each of n > 1 counted."""
+        return self.output_processor.get_num_unfinished_requests()
+
+    def get_num_queued_tokens(self) -> int:
+        """Prompt tokens of requests that have not made their first token yet."""
+        return self.output_processor.get_num_queued_tokens()
+
     async def do_log_stats(self) -> None:
         """Let every stat logger report what came since the last call."""
         if self.logger_manager is not None:
@@ -125,9 +139,8 @@ class EngineControl(EngineClient):
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
         """Come back when no request is in flight; TimeoutError after `drain_timeout` seconds. New ones are still taken in."""
-        processor = self._parts.output_processor
         async with asyncio.timeout(drain_timeout):
-            while processor is not None and processor.has_unfinished_requests():  # noqa: ASYNC110  (asked once, at the end)
+            while self.output_processor.has_unfinished_requests():  # noqa: ASYNC110  (asked once, at the end)
                 await asyncio.sleep(0.01)
 
     # ---- pauses and memory -------------------------------------------------------------------------------------------------

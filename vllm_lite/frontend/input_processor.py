@@ -63,10 +63,13 @@ class InputProcessor:
         kv_hints: dict[str, Any] | None = None,
         reasoning_ended: bool | None = None,
         reasoning_parser_kwargs: dict[str, Any] | None = None,
+        resumable: bool = False,
+        num_tokens_before: int = 0,
     ) -> EngineCoreRequest:
         """The request, with its own copy of `params`. A prompt that is not rendered is rendered here, which may block.
 
-        `arrival_time` is the wall clock in seconds; now, where neither it nor the prompt says.
+        `arrival_time` is the wall clock in seconds; now, where neither it nor the prompt says. A `resumable` request is part of
+        a session that has `num_tokens_before` already.
         """
         if not isinstance(request_id, str) or not request_id:
             raise refuse("request_id", request_id, "a non-empty string")
@@ -77,10 +80,10 @@ class InputProcessor:
         self._check_routing(lora_request, priority, data_parallel_rank, session_id)
         rendered = self.renderer.render(prompt, tokenization_kwargs)
         ids = rendered["prompt_token_ids"]
-        self._check_prompt(ids, generates=isinstance(params, SamplingParams))
+        self._check_prompt(ids, num_tokens_before, generates=isinstance(params, SamplingParams))
         params = params.clone()
         if isinstance(params, SamplingParams):
-            self._complete(params, len(ids))
+            self._complete(params, num_tokens_before + len(ids))
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=ids,
@@ -92,6 +95,7 @@ class InputProcessor:
             data_parallel_rank=data_parallel_rank,
             priority=priority,
             trace_headers=None if trace_headers is None else dict(trace_headers),
+            resumable=resumable,
             session_id=session_id,
             kv_hints=kv_hints,
             reasoning_ended=reasoning_ended,
@@ -165,9 +169,10 @@ class InputProcessor:
             return False
         return True
 
-    def _check_prompt(self, ids: list[int], *, generates: bool) -> None:
-        room = self.model_config.max_model_len
-        assert room is not None
+    def _check_prompt(self, ids: list[int], num_tokens_before: int, *, generates: bool) -> None:
+        limit = self.model_config.max_model_len
+        assert limit is not None
+        room = limit - generates - num_tokens_before
         if not ids:
             raise refuse("prompt", ids, "at least one token long")
         if len(ids) > room:
@@ -204,6 +209,19 @@ class InputProcessor:
                 if ids and ids not in found:
                     found.append(ids)
         return found
+
+
+def arguments_of(request: EngineCoreRequest) -> dict[str, Any]:
+    """The arguments of `add_request()` that mean the same as `request`, so that it passes the checks that they pass."""
+    carried = ["request_id", "arrival_time", "lora_request", "data_parallel_rank", "priority", "trace_headers", "session_id"]
+    carried += ["kv_hints", "reasoning_ended", "reasoning_parser_kwargs"]
+    prompt = {"type": "token", "prompt_token_ids": request.prompt_token_ids, "cache_salt": request.cache_salt}
+    for field in request.__struct_fields__:
+        value = getattr(request, field)
+        if value and field not in (*carried, *prompt, "sampling_params", "pooling_params"):
+            raise refuse(field, value, "left alone in an EngineCoreRequest that is given as a prompt")
+    arguments = {field: getattr(request, field) for field in carried}
+    return arguments | {"prompt": prompt, "params": request.sampling_params or request.pooling_params}
 
 
 def _check_extras(kv_hints: object, reasoning_ended: object, reasoning_parser_kwargs: object) -> None:

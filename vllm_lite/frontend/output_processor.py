@@ -89,7 +89,28 @@ class OutputProcessor:
             self.parent_requests[parent_req.request_id] = parent_req
         self.request_states[request_id] = state
         self.external_req_ids.setdefault(state.external_req_id, []).append(request_id)
-        self._num_queued_tokens += len(state.prompt_token_ids)
+        self._num_queued_tokens += state.num_new_prompt_tokens
+
+    def add_part(self, request: EngineCoreRequest, prompt: str | None) -> None:
+        """Note a session's next part, before it is sent."""
+        state = self.request_states[request.request_id]
+        state.begin_part(self.tokenizer, request, prompt)
+        self._num_queued_tokens += state.num_new_prompt_tokens
+
+    def end_input(self, request_id: str, error: Exception | None = None) -> bool:
+        """No more parts come to a session, or none can be had and its caller gets `error`. False where it had ended before."""
+        state = self.request_states.get(request_id)
+        if state is None or state.queue is None or state.session is None:
+            return False
+        state.session.feeder = None  # whoever says this ends by itself
+        if error is None:
+            self._forget(state, *state.session.last_end)
+            state.queue.finish()
+        else:
+            self._forget(state, None, None)
+            state.queue.input_error = error
+            state.queue.put(error)
+        return True
 
     def process_outputs(
         self,
@@ -112,16 +133,20 @@ class OutputProcessor:
                     stamp.late.append((row.request_id, len(row.new_token_ids)))
                 continue
             if iteration_stats is not None and state.stats is not None:  # before a first row becomes one like any other
-                new_prompt = len(state.prompt_token_ids) if state.is_prefilling else None
+                new_prompt = state.num_new_prompt_tokens if state.is_prefilling else None
                 iteration_stats.update_from_output(row, engine_core_timestamp or 0.0, state.stats, new_prompt)
             try:
-                self._sort(row, state, processed, stamp)
-                if iteration_stats is not None and states.get(row.request_id) is not state:
+                fate = self._sort(row, state, processed)
+                if iteration_stats is not None and (row.finish_reason is not None or states.get(row.request_id) is not state):
                     _count_end(row, state, iteration_stats)
             except Exception as error:  # whatever it is, it is this request's alone
                 self._fail(state, error, processed)
-                if stamp is not None:
-                    stamp.lost.append(len(row.new_token_ids))
+                continue
+            if stamp is not None:  # in place: there is one of these for each token
+                if fate is not PUT:
+                    stamp.odd[len(stamp.reqs)] = fate
+                stamp.reqs.append(0 if state.trace is None else state.trace.req)
+                stamp.tokens.append(len(row.new_token_ids))
         return processed
 
     def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:
@@ -148,20 +173,19 @@ class OutputProcessor:
                 state.queue.put(EngineDeadError(str(error)) if isinstance(error, EngineDeadError) else error)
             if state.trace is not None:
                 _note_end(state.trace, state, None, None)
+            if state.session is not None:
+                state.session.end()
         self.request_states.clear()
         self.parent_requests.clear()
         self.external_req_ids.clear()
         self._num_queued_tokens = 0
 
-    def _sort(
-        self, row: EngineCoreOutput, state: RequestState, processed: OutputProcessorOutput, stamp: BagStamp | None
-    ) -> None:
-        """One row: to text, to an output where it is time for one, into the mailbox."""
+    def _sort(self, row: EngineCoreOutput, state: RequestState, processed: OutputProcessorOutput) -> str:
+        """One row: to text, to an output where it is time for one, into the mailbox; returns the letter's fate."""
         if state.is_prefilling:
             self._end_prefill(state, row)
         if state.pooling:
-            self._sort_vector(row, state, processed, stamp)
-            return
+            return self._sort_vector(row, state, processed)
         new_token_ids, finish_reason, stop_reason = row.new_token_ids, row.finish_reason, row.stop_reason
         stop_string = state.detokenizer.update(new_token_ids, finish_reason is FinishReason.STOP)
         if stop_string is not None:
@@ -179,16 +203,13 @@ class OutputProcessor:
             fate = state.queue.put(output)
         else:
             processed.request_outputs.append(output)
-        if stamp is not None and (fate is not PUT or stamp.by_letter):
-            stamp.note((state.trace, new_token_ids, fate))
         if finish_reason is not None:
-            self._forget(state, finish_reason, stop_reason)
+            self._end_answer(state, finish_reason, stop_reason)
             if row.finish_reason is None:
                 processed.reqs_to_abort.append(state.request_id)
+        return fate
 
-    def _sort_vector(
-        self, row: EngineCoreOutput, state: RequestState, processed: OutputProcessorOutput, stamp: BagStamp | None
-    ) -> None:
+    def _sort_vector(self, row: EngineCoreOutput, state: RequestState, processed: OutputProcessorOutput) -> str:
         if row.finish_reason is FinishReason.ERROR:  # a vector has no place for the reason why there is none
             raise EngineGenerateError(f"request {state.external_req_id!r} failed: {row.error}")
         output, fate = state.make_pooling_output(row.pooling_output), KEPT_BACK
@@ -196,9 +217,8 @@ class OutputProcessor:
             fate = state.queue.put(output)
         else:
             processed.request_outputs.append(output)
-        if stamp is not None and (fate is not PUT or stamp.by_letter):
-            stamp.note((state.trace, [], fate))
         self._forget(state, row.finish_reason, None)
+        return fate
 
     def _fail(self, state: RequestState, error: Exception, processed: OutputProcessorOutput) -> None:
         """The front end cannot go on with this request: its caller gets the error, the engine core gives it up."""
@@ -220,12 +240,18 @@ class OutputProcessor:
 
     def _end_prefill(self, state: RequestState, row: EngineCoreOutput) -> None:
         state.is_prefilling = False
-        self._num_queued_tokens -= len(state.prompt_token_ids)
+        self._num_queued_tokens -= state.num_new_prompt_tokens
         if row.prefill_stats is not None:
             state.num_cached_tokens = row.prefill_stats.num_cached_tokens
         trace = state.trace
         if trace is not None and trace.t_first_token is None and row.new_token_ids:
             trace.t_first_token = now_ns()
+
+    def _end_answer(self, state: RequestState, finish_reason: FinishReason, stop_reason: int | str | None) -> None:
+        if state.session is not None and not state.ends(finish_reason):
+            state.session.end_part(state.detokenizer.num_tokens, finish_reason, stop_reason)
+        else:
+            self._forget(state, finish_reason, stop_reason)
 
     def _forget(self, state: RequestState, finish_reason: FinishReason | None, stop_reason: int | str | None) -> None:
         """Drop the request from every map."""
@@ -233,7 +259,9 @@ class OutputProcessor:
             _note_end(state.trace, state, finish_reason, stop_reason)
         del self.request_states[state.request_id]
         if state.is_prefilling:
-            self._num_queued_tokens -= len(state.prompt_token_ids)
+            self._num_queued_tokens -= state.num_new_prompt_tokens
+        if state.session is not None:
+            state.session.end()
         internal_ids = self.external_req_ids[state.external_req_id]
         internal_ids.remove(state.request_id)
         if not internal_ids:
@@ -254,7 +282,7 @@ def _count_end(row: EngineCoreOutput, state: RequestState, iteration_stats: Iter
         FinishReason.STOP if row.finish_reason is None else row.finish_reason,
         state.external_req_id,
         stats,
-        num_prompt_tokens=len(state.prompt_token_ids),
+        num_prompt_tokens=state.num_new_prompt_tokens,
         max_tokens_param=None if params is None else params.max_tokens,
         num_cached_tokens=state.num_cached_tokens,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from vllm_lite.config import ModelConfig, VllmConfig
@@ -16,7 +17,21 @@ from vllm_lite.frontend.renderer import Prompt, Renderer
 from vllm_lite.outputs import PoolingRequestOutput, RequestOutput
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.wire.messages import EngineCoreRequest
 
+
+@dataclass
+class StreamingInput:
+    """One part of a prompt that comes in parts, and what to sample its answer with; None: with what the call said.
+
+    Each part is answered by itself. It follows all that came before, but for the last token of the answer before.
+    """
+
+    prompt: Prompt
+    sampling_params: SamplingParams | None = None
+
+
+AnyPrompt = Prompt | EngineCoreRequest | AsyncGenerator[StreamingInput, None]
 PauseMode = Literal["abort", "wait", "keep"]
 
 
@@ -60,7 +75,7 @@ class EngineClient(ABC):
     @abstractmethod
     def generate(
         self,
-        prompt: Prompt,
+        prompt: AnyPrompt,
         sampling_params: SamplingParams,
         request_id: str,
         *,

@@ -7,6 +7,7 @@ Mirrors: vllm/v1/engine/output_processor.py (RequestState)
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,41 @@ from vllm_lite.sampling_params import RequestOutputKind
 from vllm_lite.wire.messages import EngineCoreRequest, FinishReason
 
 
+class InputSession:
+    """A prompt that comes in parts. `idle`: it waits for one; `exhausted`: none will come any more.
+
+    `num_tokens` are those that the next part follows, once the last one is answered: all parts, and all answers but the last
+    token of each, which the engine core drops. `feeder` brings the parts, and is cancelled when the request ends.
+    """
+
+    def __init__(self) -> None:
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.exhausted = False
+        self.num_tokens = 0
+        self.num_answered = 0  # tokens of the answers before this part's
+        self.last_end: tuple[FinishReason | None, int | str | None] = (FinishReason.STOP, None)  # of an answer
+        self.feeder: asyncio.Task[None] | None = None
+
+    def end_part(self, num_answered: int, finish_reason: FinishReason | None, stop_reason: int | str | None) -> None:
+        """The answer to a part has ended, after so many tokens in all answers."""
+        self.num_tokens += num_answered - self.num_answered - 1
+        self.last_end = finish_reason, stop_reason
+        self.idle.set()
+
+    def end(self) -> None:
+        """The request has ended, however it did. Whoever feeds it nevertheless waits for nothing, and finds it gone."""
+        self.idle.set()
+        if self.feeder is not None:
+            self.feeder.cancel()
+
+
 class RequestState:
     """One request of the engine core: one answer, of perhaps several (`parent_req`, `request_index`) that a caller asked for.
 
     `queue` is None where the caller polls, `stats` where nothing is counted.
     `stream_interval`: an output for the first token, then for every so many.
+    `session` is there where the prompt comes in parts: texts and ids go on over all of them, figures are those of a part.
     """
 
     __slots__ = (
@@ -39,6 +70,7 @@ class RequestState:
         "is_prefilling",
         "logprobs_processor",
         "num_cached_tokens",
+        "num_new_prompt_tokens",
         "parent_req",
         "pooling",
         "prompt",
@@ -47,6 +79,7 @@ class RequestState:
         "request_id",
         "request_index",
         "sampling_params",
+        "session",
         "stats",
         "stream_interval",
         "trace",
@@ -72,6 +105,8 @@ class RequestState:
         self.request_index = request_index
         self.prompt = prompt
         self.prompt_token_ids = request.prompt_token_ids or []
+        self.num_new_prompt_tokens = len(self.prompt_token_ids)  # less than all in a session's later parts
+        self.session = InputSession() if request.resumable else None
         self.queue = queue
         self.trace = None if queue is None else queue.trace
         self.stream_interval = max(stream_interval, (params and params.stream_interval) or 1)
@@ -86,6 +121,29 @@ class RequestState:
         self._token_ids: list[int] = []  # not handed out yet (DELTA), or all
         self._sent = 0  # how many tokens there were when an output last went out
 
+    def begin_part(self, tokenizer: Tokenizer | None, request: EngineCoreRequest, prompt: str | None) -> None:
+        """A session's next part is about to be sent."""
+        session, part = self.session, request.prompt_token_ids
+        assert session is not None
+        assert part is not None
+        if not self.prompt_token_ids:
+            self.detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
+        session.idle.clear()
+        session.num_tokens += len(part)
+        session.num_answered = self.detokenizer.num_tokens
+        self.prompt_token_ids = [*self.prompt_token_ids, *part]
+        self.num_new_prompt_tokens = len(part)
+        if prompt is not None:
+            self.prompt = (self.prompt or "") + prompt
+        self.sampling_params = request.sampling_params
+        if self.stats is not None:
+            self.stats = RequestStateStats(request.arrival_time)
+        self.is_prefilling = True
+
+    def ends(self, finish_reason: FinishReason) -> bool:
+        """Whether an answer that ended so is the request's end: in a session not while more parts may come."""
+        return self.session is None or self.session.exhausted or finish_reason not in (FinishReason.STOP, FinishReason.LENGTH)
+
     def make_request_output(
         self, new_token_ids: list[int], finish_reason: FinishReason | None, stop_reason: int | str | None
     ) -> RequestOutput | None:
@@ -93,12 +151,12 @@ class RequestState:
 
         Its containers are its own: nothing that happens later changes an output that was handed out.
         """
-        finished = finish_reason is not None
         if self.stream_interval > 1 or not self._delta:
             self._token_ids.extend(new_token_ids)
-            if not finished and (self._final_only or not self._is_due()):
+            if finish_reason is None and (self._final_only or not self._is_due()):
                 return None
             new_token_ids = self._take_token_ids()
+        finished = finish_reason is not None and self.ends(finish_reason)
         completion = self._completion(new_token_ids, finish_reason, stop_reason)
         outputs = [completion]
         if self.parent_req is not None:
