@@ -15,7 +15,7 @@ from vllm_lite.engine_core.executor.toy import ToyExecutor
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.tracing.context import parse_traceparent
 from vllm_lite.tracing.control_page import ControlPage
-from vllm_lite.tracing.records import Bye, Execute, Leave, Receive, ReceiveAbort, Record, Schedule, Send, Update
+from vllm_lite.tracing.records import Bye, Execute, Leave, Phase, Receive, ReceiveAbort, Record, Schedule, Send, Serve, Update
 from vllm_lite.wire.messages import EngineCoreAbort, EngineCoreRequestType
 
 PROMPT = list(b"the quick brown fox")
@@ -109,6 +109,42 @@ def test_preemption_and_return_are_in_the_steps(run_dir: Path) -> None:
     core.step()
     second = read(run_dir, "main", Schedule)[1]
     assert (second.preempted, second.new, second.tokens, second.prefills) == ([5], [(5, 0)], [20], [5])
+
+
+def test_gap_14_what_room_cost_is_counted_from_one_recorded_step_to_the_next(run_dir: Path) -> None:
+    """Seven blocks: two requests of five do not fit; the second takes the first one's cached blocks when that has ended."""
+    config = traced_config(run_dir)
+    config.cache_config.num_gpu_blocks_override, config.model_config.max_model_len = 8, 28
+    core = EngineCore(config, ToyExecutor)
+    for number, prompt in enumerate((PROMPT, [5] * len(PROMPT)), 1):
+        request = core.preprocess_add_request(add_letter(f"r{number}", prompt, SamplingParams(max_tokens=2)))
+        request.trace = number
+        core.add_request(request)
+    while core.scheduler.has_requests():
+        core.step()
+    steps = read(run_dir, "main", Schedule)
+    assert [(step.reqs, step.num_refused, step.refused) for step in steps] == [
+        ([1], 1, []),
+        ([1], 1, []),
+        ([2], 0, [(2, 2)]),
+        ([2], 0, []),
+    ]
+    assert [step.num_evicted for step in steps] == [0, 0, 3, 0]
+    core.shutdown()
+
+
+def test_gap_28_what_was_made_for_one_who_is_gone_is_counted(run_dir: Path) -> None:
+    config = traced_config(run_dir)
+    config.scheduler_config.async_scheduling = True
+    core = EngineCore(config, ToyExecutor)
+    for number, name in enumerate(("stays", "goes"), 1):
+        add(core, name, number, max_tokens=4)
+    core.step_fn()  # planned, and not looked at yet
+    core.abort_requests(["goes"])
+    while core.has_work():
+        core.step_fn()
+    assert [update.stale for update in read(run_dir, "main", Update)] == [[("goes", 1)], [], [], []]
+    core.shutdown()
 
 
 def test_without_a_sampled_request_nothing_is_recorded(run_dir: Path) -> None:
@@ -225,6 +261,69 @@ def test_a_rejected_request_is_received_and_leaves(run_dir: Path) -> None:
     (receive,), (leave,) = read(run_dir, "input", Receive), read(run_dir, "main", Leave)
     assert (receive.req, receive.internal_id) == (1, "bad")
     assert (leave.req, leave.reason, leave.status) == (1, "error", "waiting")
+
+
+def test_gap_15_a_traced_call_is_served_under_its_callers_span(run_dir: Path) -> None:
+    with CoreProcess(traced_config(run_dir)) as core:
+        core.start()
+        core.utility(1, "is_sleeping")  # not traced
+        core.send(EngineCoreRequestType.UTILITY, [0, 2, "reset_prefix_cache", [], SAMPLED["traceparent"]])
+        core.send(EngineCoreRequestType.UTILITY, [0, 3, "no_such_method", [], SAMPLED["traceparent"]])
+        for _ in range(3):
+            core.bag()
+        core.stop()
+    fine, failed = read(run_dir, "main", Serve)
+    assert (fine.call_id, fine.method, fine.error) == (2, "reset_prefix_cache", None)
+    assert (failed.call_id, failed.error) == (3, ("NotImplementedError", "the engine core has no method 'no_such_method'"))
+    for serve in (fine, failed):
+        assert (serve.client_index, serve.trace_id, serve.parent_span_id) == (0, TRACE_ID, SPAN_ID)
+        assert 0 < serve.t_received <= serve.t0 <= serve.t1
+
+
+def test_gap_15_an_answer_that_waits_for_the_last_step_lasts_that_long(run_dir: Path) -> None:
+    config = traced_config(run_dir)
+    config.additional_config["toy_step_time"] = 0.01
+    with CoreProcess(config) as core:
+        core.start()
+        core.add("a", PROMPT, trace_headers=SAMPLED)
+        core.send(EngineCoreRequestType.UTILITY, [0, 1, "pause_scheduler", ["wait"], SAMPLED["traceparent"]])
+        core.answers("a")
+        core.bag()
+        core.stop()
+    (serve,) = read(run_dir, "main", Serve)
+    assert serve.t1 > read(run_dir, "main", Update)[-1].t1
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_an_engine_cores_own_life_is_recorded_where_that_is_sampled(run_dir: Path, sampled: bool) -> None:
+    page = ControlPage.open(run_dir)
+    page.life = sampled
+    page.close()
+    with CoreProcess(traced_config(run_dir)) as core:
+        core.start()
+        core.stop()
+    phases = read(run_dir, "main", Phase)
+    names = ["build_executor", "initialize_kv_caches", "handshake", "engine_core.start", "drain", "shutdown"]
+    assert [phase.name for phase in phases] == (names if sampled else [])
+    assert {phase.error for phase in phases} <= {None}
+    if sampled:
+        start = phases[3]
+        assert all(start.t0 <= phase.t0 <= phase.t1 <= start.t1 for phase in phases[:3])
+        assert start.t1 <= phases[4].t0 <= phases[4].t1 <= phases[5].t0
+
+
+def test_gap_19_what_ended_an_engine_core_is_recorded(run_dir: Path) -> None:
+    page = ControlPage.open(run_dir)
+    page.life = True
+    page.close()
+    config = traced_config(run_dir)
+    config.additional_config["toy_crash_at_step"] = 0
+    with CoreProcess(config) as core:
+        core.start()
+        core.add("a", PROMPT, trace_headers=SAMPLED)
+        assert core.wait() == 1
+    end = read(run_dir, "main", Phase)[-1]
+    assert (end.name, end.error) == ("shutdown", ("RuntimeError", "the toy was told to crash at step 0"))
 
 
 def test_at_level_0_a_sampled_request_leaves_no_file(run_dir: Path) -> None:
