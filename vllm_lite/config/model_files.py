@@ -19,7 +19,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vllm_lite.config.tiny_model import write_tiny_model
 from vllm_lite.exceptions import UnsupportedModelError
 
 TINY_MODEL = "tiny"
@@ -46,6 +45,8 @@ def resolve_model(name: str) -> Path:
     if path.is_dir():
         return path.resolve()
     if name == TINY_MODEL:
+        from vllm_lite.config.tiny_model import write_tiny_model  # numpy
+
         return _cached(name, write_tiny_model)
     if name == DEFAULT_MODEL:
         return _cached(name, _make_default_model)

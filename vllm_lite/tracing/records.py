@@ -8,6 +8,7 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -30,8 +31,14 @@ class Record(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
     @property
     def newest(self) -> int:
         """The latest monotonic time in this record, 0 where it has none."""
-        value: int | list[int] = next((getattr(self, name) for name in _LATEST if hasattr(self, name)), 0)
+        name = _newest_name(type(self))
+        value: int | list[int] = getattr(self, name) if name else 0
         return value if isinstance(value, int) else value[-1]
+
+
+@functools.cache
+def _newest_name(kind: type[Record]) -> str | None:
+    return next((name for name in _LATEST if name in kind.__struct_fields__), None)
 
 
 # ---- front end ------------------------------------------------------------------------------------------------------------

@@ -13,14 +13,17 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vllm_lite.console.live import LiveAnswers
 from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, QueueOverflowError, VLLMClientError
-from vllm_lite.frontend.protocol import EngineClient
-from vllm_lite.frontend.renderer import Prompt
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.tracing.check import read_client
+
+if TYPE_CHECKING:  # most commands read a run and need no engine
+    from vllm_lite.frontend.protocol import EngineClient
+    from vllm_lite.frontend.renderer import Prompt
 
 CLIENT_FILE = "client.jsonl"
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -25,9 +26,10 @@ from vllm_lite.engine_args import AsyncEngineArgs
 from vllm_lite.entrypoints.cli import views
 from vllm_lite.entrypoints.cli.callers import Call, Callers, Receipt
 from vllm_lite.exceptions import EngineDeadError, VLLMValidationError
-from vllm_lite.frontend.async_llm import AsyncLLM
-from vllm_lite.frontend.renderer import Prompt
 from vllm_lite.tracing.journey import Run, load_run
+
+if TYPE_CHECKING:
+    from vllm_lite.frontend.renderer import Prompt
 
 INTERRUPTED = 130
 
@@ -45,6 +47,8 @@ class Session:
 
     def __enter__(self) -> Session:
         """Start the engine, before there is an event loop: Ctrl-C then ends the start at once."""
+        from vllm_lite.frontend.async_llm import AsyncLLM  # most commands read a run and need no engine
+
         started = time.monotonic()
         self.console.print(Text(f"starting {self._engine_args.model} ...", DIM))
         self.engine = AsyncLLM.from_engine_args(self._engine_args)

@@ -15,14 +15,18 @@ from rich.text import Text
 from vllm_lite.config.checks import refuse
 from vllm_lite.console.figures import count
 from vllm_lite.console.theme import DIM, ERROR, STRONG, Screen, new_console
+from vllm_lite.entrypoints.cli import views
 from vllm_lite.entrypoints.cli.callers import CLIENT_FILE
-from vllm_lite.tracing.check import ClientLine, Finding, check_run, read_lines
-from vllm_lite.tracing.journey import load_run
+from vllm_lite.tracing.check import ClientLine, Finding, check_run, engine_dead, reachable, read_lines
+from vllm_lite.tracing.context import parse_traceparent
+from vllm_lite.tracing.journey import Run
 
 EXAMPLES = """examples:
   vllm-lite trace check RUN                             every rule
   vllm-lite trace check RUN --no-orphans --unique-ids   only these rules
   vllm-lite trace check RUN --against other.jsonl       their record elsewhere
+  vllm-lite trace check RUN --reachable-from 00-... --services frontend,worker
+  vllm-lite trace check RUN --engine-dead               of one whose engine core was killed
 """
 # Flag -> the rule's name and what it demands.
 RULES = {
@@ -40,6 +44,7 @@ RULES = {
     "links-both-ways": ("links both ways", "steps link to their requests and back"),
     "nothing-lost": ("nothing lost", "no record is missing but the last of a killed process"),
 }
+SERVICES = ("frontend", "engine-core", "worker")
 SHOWN = 5  # failures of one rule before the rest is counted
 
 
@@ -60,21 +65,43 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     rules = parser.add_argument_group("rules")
     for flag, (_, demand) in RULES.items():
         rules.add_argument(f"--{flag}", action="append_const", dest="rules", const=flag, help=demand)
+    more = parser.add_argument_group("rules for some runs only")
+    more.add_argument(
+        "--reachable-from", metavar="HEADER", help="the caller's span (a traceparent) leads to each of --services"
+    )
+    more.add_argument("--services", metavar="A,B", default=",".join(SERVICES), help="which (%(default)s)")
+    more.add_argument("--engine-dead", action="store_true", help="who was in flight when the engine core was killed was told")
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check it, print a table of counts and what broke a rule; 1 where one does not hold."""
-    loaded = load_run(args.dir)
+    loaded = views.open_run(args.dir)
     client, torn = _client(args)
-    wanted = {RULES[flag][0] for flag in args.rules or RULES}
-    findings = [finding for finding in check_run(loaded, client) if finding.rule in wanted]
+    special = _special(args, loaded)
+    wanted = {RULES[flag][0] for flag in args.rules or (() if special else RULES)}
+    findings = [finding for finding in check_run(loaded, client) if finding.rule in wanted] + special
     callers = "no caller's record" if client is None else count(len(client), "caller's record", "callers' records")
     if torn:
         callers += f" ({torn} torn)"
     facts = [count(len(loaded.requests), "request"), count(len(loaded.steps), "step"), count(len(loaded.bags), "bag"), callers]
     _print(findings, facts)
     return 0 if all(finding.ok for finding in findings) else 1
+
+
+def _special(args: argparse.Namespace, run: Run) -> list[Finding]:
+    """The findings of the rules that hold for some runs only, where they were asked for."""
+    findings = []
+    if args.reachable_from is not None:
+        caller, services = parse_traceparent(args.reachable_from), args.services.split(",")
+        if caller is None:
+            raise refuse("--reachable-from", args.reachable_from, "a traceparent: 00-<32 hex digits>-<16>-01")
+        if not set(services) <= set(SERVICES):
+            raise refuse("--services", args.services, f"among {', '.join(SERVICES)}, with commas between them")
+        findings.append(reachable(run, caller, services))
+    if args.engine_dead:
+        findings.append(engine_dead(run))
+    return findings
 
 
 def _client(args: argparse.Namespace) -> tuple[Sequence[ClientLine] | None, int]:

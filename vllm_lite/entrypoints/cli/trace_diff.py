@@ -10,7 +10,7 @@ import argparse
 
 from vllm_lite.console.diff import Diff
 from vllm_lite.console.theme import new_console
-from vllm_lite.tracing.journey import load_run, no_collections
+from vllm_lite.entrypoints.cli import views
 
 EXAMPLES = """examples:
   vllm-lite trace diff runs/before runs/after
@@ -36,6 +36,5 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def run(args: argparse.Namespace) -> int:
     """Show it. Raises FileNotFoundError where one of them is no run."""
-    with no_collections():
-        new_console().print(Diff(load_run(args.a), load_run(args.b), (args.a, args.b)))
+    new_console().print(Diff(views.open_run(args.a), views.open_run(args.b), (args.a, args.b)))
     return 0

@@ -24,7 +24,6 @@ from vllm_lite.entrypoints.cli import views
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing.export import FORMATS, send, write_files
 from vllm_lite.tracing.exporter.settings import read_settings
-from vllm_lite.tracing.journey import load_run
 
 EXAMPLES = """examples:
   vllm-lite trace export RUN --jaeger run.json      for Jaeger's upload tab
@@ -90,7 +89,7 @@ def _draw(args: argparse.Namespace, console: Console) -> None:
         file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, color_system="truecolor", no_color=False,
         markup=False, emoji=False, highlight=False, legacy_windows=False,
     )  # fmt: skip
-    views.show(paper, load_run(args.dir), everything=args.all)
+    views.show(paper, views.open_run(args.dir), everything=args.all)
     if args.html:
         page = paper.export_html(theme=SVG_EXPORT_THEME, clear=False)
         args.html.write_text(page, encoding="utf-8")

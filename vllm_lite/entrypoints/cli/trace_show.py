@@ -13,7 +13,7 @@ from vllm_lite.console.bag import BagView
 from vllm_lite.console.theme import new_console, request_name
 from vllm_lite.console.timeline import Waterfall
 from vllm_lite.entrypoints.cli import views
-from vllm_lite.tracing.journey import Run, load_run, no_collections
+from vllm_lite.tracing.journey import Run
 
 EXAMPLES = """examples:
   vllm-lite trace show RUN                        mailroom, waterfalls, totals
@@ -46,16 +46,14 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def run(args: argparse.Namespace) -> int:
     """Show it. Raises FileNotFoundError where there is no such run, VLLMValidationError for an unknown request or bag."""
-    console = new_console()
-    with no_collections():
-        loaded = load_run(args.dir)
-        if args.request is not None:
-            number = _find(loaded, args.request)
-            console.print(Waterfall(loaded.requests[number], number))
-        elif args.bag is not None:
-            console.print(_bag(loaded, args.bag))
-        else:
-            views.show(console, loaded, (args.view,) if args.view else views.VIEWS, everything=args.all)
+    loaded, console = views.open_run(args.dir), new_console()
+    if args.request is not None:
+        number = _find(loaded, args.request)
+        console.print(Waterfall(loaded.requests[number], number))
+    elif args.bag is not None:
+        console.print(_bag(loaded, args.bag))
+    else:
+        views.show(console, loaded, (args.view,) if args.view else views.VIEWS, everything=args.all)
     return 0
 
 

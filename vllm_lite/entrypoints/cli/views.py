@@ -7,6 +7,7 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import shutil
 import sys
@@ -21,11 +22,18 @@ from vllm_lite.console.theme import DIM, Screen
 from vllm_lite.console.timeline import LINES, Overview, Waterfall
 from vllm_lite.console.totals import Totals
 from vllm_lite.entrypoints.cli.callers import read_texts
-from vllm_lite.tracing.journey import RequestJourney, Run
+from vllm_lite.tracing.journey import RequestJourney, Run, load_run
 
 VIEWS = ("mailroom", "request", "totals")
 WATERFALLS = 3
 FOLDED = "  Bags are left out here; `trace show` with --all shows every one."
+
+
+def open_run(run_dir: str) -> Run:
+    """A run to show, by a process that then ends. Raises FileNotFoundError where there is none."""
+    run = load_run(run_dir)
+    gc.freeze()  # nothing of it is garbage; to look for some, at the latest when the process ends, takes as long as reading
+    return run
 
 
 def show(console: Console, run: Run, views: Iterable[str] = VIEWS, *, everything: bool = False) -> None:

@@ -4,7 +4,7 @@ Process: readers. Knows: records. Does not know: spans.
 Mirrors: nothing in vLLM.
 """
 
-from vllm_lite.tracing.journey.load import load_run, no_collections
+from vllm_lite.tracing.journey.load import load_run
 from vllm_lite.tracing.journey.model import (
     LATE,
     Bag,
@@ -23,5 +23,4 @@ from vllm_lite.tracing.process import Process
 __all__ = [
     "LATE", "Bag", "Letter", "Process", "RequestJourney", "Run", "Share", "Spell", "Stay", "StepJourney", "Take", "UtilityCall",
     "load_run",
-    "no_collections",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ def load_run(run_dir: str | Path) -> Run:
     """Read every spool of `run_dir`. Raises FileNotFoundError where there is no such folder or it has no spool."""
     path = Path(run_dir)
     reader, assembler = RunReader(path), Assembler()
-    with no_collections():
+    with _no_collections():
         for process, record in reader.poll():
             assembler.feed(process, record)
     if not reader.spools:
@@ -31,8 +31,8 @@ def load_run(run_dir: str | Path) -> Run:
 
 
 @contextmanager
-def no_collections() -> Iterator[None]:
-    """Nothing of a run is garbage while it is read or shown, and looking for some takes as long as reading does."""
+def _no_collections() -> Iterator[None]:
+    """Nothing of a run is garbage while it is read, and looking for some takes as long as reading does."""
     collecting = gc.isenabled()
     gc.disable()
     try:
