@@ -77,6 +77,31 @@ def test_without_a_callers_record_the_spools_are_checked_alone(run: Path, capsys
     assert "no caller's record" in capsys.readouterr().out
 
 
+def test_1_from_the_callers_span_every_service_is_reached(run: Path, capsys: Out) -> None:
+    accept = load_run(run).requests[0].accept
+    line = ["trace", "check", str(run), "--reachable-from"]
+    caller = f"00-{accept.trace_id}-{accept.parent_span_id or '7' * 16}-01"
+    assert main([*line, caller, "--services", "frontend"]) == 1  # the canned callers have no spans
+    assert rules(capsys.readouterr().out) == {"reachable": (1, 1)}
+    assert main([*line, f"00-{accept.trace_id}-{accept.span_id}-01"]) == 0
+    assert rules(capsys.readouterr().out) == {"reachable": (3, 0)}
+    assert main([*line, caller, "--services", "frontend,router"]) == 2
+    assert main([*line, "me"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("vllm-lite: --services must be among frontend, engine-core, worker")
+    assert said[1].startswith("vllm-lite: --reachable-from must be a traceparent")
+
+
+def test_8_a_run_whose_engine_core_was_killed(run: Path, tmp_path: Path, capsys: Out) -> None:
+    dead = write_canned_run(tmp_path / "dead", engine_dies=True)
+    assert main(["trace", "check", str(dead), "--engine-dead"]) == 0
+    assert list(rules(capsys.readouterr().out)) == ["engine dead"]
+    assert main(["trace", "check", str(dead), "--engine-dead", "--bags"]) == 0
+    assert list(rules(capsys.readouterr().out)) == ["bags add up", "engine dead"]
+    assert main(["trace", "check", str(run), "--engine-dead"]) == 1
+    assert "no engine core was killed" in capsys.readouterr().out
+
+
 def test_files_that_are_not_there_or_not_right(run: Path, tmp_path: Path, capsys: Out) -> None:
     assert main(["trace", "check", str(tmp_path / "nothing")]) == 2
     assert main(["trace", "check", str(run), "--against", str(tmp_path / "nothing")]) == 2
