@@ -4,10 +4,12 @@ import pytest
 
 from tests.console.screens import Golden, lines, render, without_styles
 from tests.console.story import MS, US, Caller, Teller, crowd, short_story
+from tests.tracing import make
 from vllm_lite.console.demo import canned_run
 from vllm_lite.console.passage import STOPS
 from vllm_lite.console.totals import Totals
 from vllm_lite.tracing import records as rec
+from vllm_lite.tracing.journey import UtilityCall
 from vllm_lite.tracing.journey.times import WIRE, station_times
 from vllm_lite.tracing.stations import STATIONS
 
@@ -46,6 +48,14 @@ def test_mailboxes_that_do_not_add_up_are_told() -> None:
     assert close is not None
     close.takes -= 1
     assert "mailboxes    22 puts = 17 takes + 4 staples + 0 left does not add up" in lines(Totals(run))
+
+
+def test_gap_15_calls_are_one_line() -> None:
+    run = short_story()
+    front, error = run.processes[0], ("RuntimeError", "no room")
+    calls = [make.call(1, 2), make.call(3, 4, method="wake_up", error=error), make.call(5, 6, method="wake_up")]
+    run.calls = [UtilityCall((front, call)) for call in calls] + [UtilityCall(None, (front, make.serve(1, 2, 3)))]
+    assert lines(Totals(run))[10] == "calls        4: 2 sleep, 2 wake_up; failed: 1 wake_up: RuntimeError"
 
 
 def test_what_was_not_recorded_is_told() -> None:

@@ -49,10 +49,11 @@ def post(req: int = 1, t0: int = 10, t1: int = 20, **fields: Any) -> rec.Post:
 
 
 def receive(req: int = 1, t0: int = 30, t1: int = 40, **fields: Any) -> rec.Receive:
+    owner, _, sample = fields.get("internal_id", "1_0").partition("_")
     defaults = {
         "internal_id": "1_0",
         "trace_id": TRACE,
-        "parent_span_id": f"e{1:014x}0",
+        "parent_span_id": f"e{int(owner):014x}{sample}" if owner.isdecimal() else "e" * 16,
         "span_id": f"d{req:015x}",
         "body_size": 100,
     }

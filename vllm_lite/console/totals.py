@@ -96,12 +96,24 @@ def _letters(run: Run) -> Iterator[tuple[str, str, str]]:
     aborts = Counter(abort.reason for request in run.requests for abort in request.aborts)
     reasons = ", ".join(f"{n} {REASONS.get(reason, reason)}" for reason, n in aborts.most_common())
     yield "aborts", f"{aborts.total()}" + (f": {reasons}" if reasons else ""), ""
+    yield from _calls(run)
+
+
+def _calls(run: Run) -> Iterator[tuple[str, str, str]]:
+    """Pauses, sleep and the like, where there were any."""
+    calls = Counter(call.told.method for call in run.calls)
+    failed = Counter(f"{call.told.method}: {call.told.error[0]}" for call in run.calls if call.told.error)
+    if calls:
+        methods = ", ".join(f"{n} {method}" for method, n in calls.most_common())
+        told = ", ".join(f"{n} {how}" for how, n in failed.most_common())
+        yield "calls", f"{calls.total()}: {methods}" + (f"; failed: {told}" if failed else ""), ERROR if failed else ""
 
 
 def _faults(run: Run) -> Iterator[tuple[str, str, str]]:
     """Only what went wrong."""
     for _, death in run.deaths:
-        yield "dead", f"engine core {death.engine_index} died during the run", ERROR
+        how = f": {death.reason}" if death.reason else ""
+        yield "dead", f"engine core {death.engine_index} died during the run{how}", ERROR
     lost = [f"{count(dropped.count, 'record')} dropped ({dropped.reason})" for _, dropped in run.dropped]
     lost += [f"{count(run.torn, 'spool')} cut short in its last frame"] if run.torn else []
     lost += [f"{count(run.unclaimed, 'record')} whose beginning is lost"] if run.unclaimed else []

@@ -312,6 +312,13 @@ class UtilityCall:
     call: tuple[Process, rec.Call] | None = None
     serve: tuple[Process, rec.Serve] | None = None
 
+    @property
+    def told(self) -> rec.Call | rec.Serve:
+        """The caller's half, where it is there."""
+        process_and_half = self.call or self.serve
+        assert process_and_half is not None
+        return process_and_half[1]
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class Run:
