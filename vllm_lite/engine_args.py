@@ -12,7 +12,7 @@ import dataclasses
 import json
 import os
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -31,6 +31,8 @@ from vllm_lite.config.model import ATTENTION_BACKENDS, DTYPES
 from vllm_lite.config.model_files import DEFAULT_MODEL, resolve_model
 from vllm_lite.config.scheduler import POLICIES
 from vllm_lite.config.vllm import DEVICES, LOAD_FORMATS
+
+Part = TypeVar("Part")
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -135,15 +137,21 @@ class EngineArgs:
 
         Raises VLLMValidationError naming a bad option, UnsupportedModelError where there is no such model.
         """
-        unresolved = self._model_config()
-        cache, load, device = self._cache_config(), LoadConfig(self.load_format), DeviceConfig(self.device)
-        parallel = ParallelConfig(
-            data_parallel_size=self.data_parallel_size,
-            data_parallel_rank=self.data_parallel_rank,
-            data_parallel_external_lb=self.data_parallel_external_lb,
-            distributed_executor_backend=self.distributed_executor_backend,
-        )
-        observability = self._observability_config()
+        for name in ("model", "tokenizer", "served_model_name"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name == "model"):
+                raise refuse(name, value, "text")
+        check_bool("skip_tokenizer_init", self.skip_tokenizer_init)
+        check_bool("enforce_eager", self.enforce_eager)
+        unresolved = self._part(ModelConfig)
+        steps = self.trace_steps if self.trace_steps is not None else os.environ.get("VLLM_LITE_TRACE_STEPS", "sampled")
+        others = {
+            "cache_config": self._part(CacheConfig),
+            "load_config": self._part(LoadConfig),
+            "device_config": self._part(DeviceConfig),
+            "parallel_config": self._part(ParallelConfig),
+            "observability_config": self._part(ObservabilityConfig, trace_steps=steps),
+        }
         self._scheduler_config(max_model_len=0)
         check_number("shutdown_timeout", self.shutdown_timeout, 0.0)
         if not isinstance(self.additional_config, dict):
@@ -156,37 +164,7 @@ class EngineArgs:
             tokenizer=None if self.tokenizer is None else str(resolve_model(self.tokenizer)),
         )
         scheduler = self._scheduler_config(model.max_model_len or 0)
-        additional, patience = dict(self.additional_config), self.shutdown_timeout
-        return VllmConfig(model, cache, scheduler, parallel, load, device, observability, additional, patience)
-
-    def _model_config(self) -> ModelConfig:
-        for name in ("model", "tokenizer", "served_model_name"):
-            value = getattr(self, name)
-            if not isinstance(value, str) and (value is not None or name == "model"):
-                raise refuse(name, value, "text")
-        check_bool("skip_tokenizer_init", self.skip_tokenizer_init)
-        check_bool("enforce_eager", self.enforce_eager)
-        return ModelConfig(
-            model=self.model,
-            served_model_name=self.served_model_name,
-            dtype=self.dtype,
-            seed=self.seed,
-            max_model_len=self.max_model_len,
-            max_logprobs=self.max_logprobs,
-            skip_tokenizer_init=self.skip_tokenizer_init,
-            enforce_eager=self.enforce_eager,
-            attention_backend=self.attention_backend,
-            compile=self.compile,
-        )
-
-    def _cache_config(self) -> CacheConfig:
-        return CacheConfig(
-            block_size=self.block_size,
-            gpu_memory_utilization=self.gpu_memory_utilization,
-            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
-            num_gpu_blocks_override=self.num_gpu_blocks_override,
-            enable_prefix_caching=self.enable_prefix_caching,
-        )
+        return self._part(VllmConfig, model_config=model, scheduler_config=scheduler, **others)
 
     def _scheduler_config(self, max_model_len: int) -> SchedulerConfig:
         check_int("max_num_seqs", self.max_num_seqs, 1)
@@ -194,28 +172,13 @@ class EngineArgs:
         if room is None:
             whole_prompt = 0 if self.enable_chunked_prefill else max_model_len
             room = max(SchedulerConfig.max_num_batched_tokens, self.max_num_seqs, whole_prompt)
-        return SchedulerConfig(
-            max_num_batched_tokens=room,
-            max_num_seqs=self.max_num_seqs,
-            enable_chunked_prefill=self.enable_chunked_prefill,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            policy=self.scheduling_policy,
-            scheduler_reserve_full_isl=self.scheduler_reserve_full_isl,
-            max_num_queued_reqs=self.max_num_queued_reqs,
-            max_num_queued_tokens=self.max_num_queued_tokens,
-            async_scheduling=self.async_scheduling,
-            stream_interval=self.stream_interval,
-        )
+        return self._part(SchedulerConfig, max_num_batched_tokens=room, policy=self.scheduling_policy)
 
-    def _observability_config(self) -> ObservabilityConfig:
-        steps = self.trace_steps if self.trace_steps is not None else os.environ.get("VLLM_LITE_TRACE_STEPS", "sampled")
-        return ObservabilityConfig(
-            otlp_traces_endpoint=self.otlp_traces_endpoint,
-            trace_level=self.trace_level,
-            trace_dir=self.trace_dir,
-            trace_keep=self.trace_keep,
-            trace_steps=steps,
-        )
+    def _part(self, kind: type[Part], **given: Any) -> Part:
+        """A part of the configuration: options that have the names of its fields, and what is `given`."""
+        fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+        own = {f.name: getattr(self, f.name) for f in fields if hasattr(self, f.name)}
+        return kind(**own | given)
 
 
 @dataclass

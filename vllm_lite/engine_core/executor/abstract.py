@@ -59,9 +59,9 @@ class Executor(ABC):
     def get_kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
         """Each attention layer's KV cache, by layer name, as the worker's probe found it."""
 
-    @abstractmethod
     def determine_available_memory(self) -> int:
-        """Bytes the KV cache may take."""
+        """Bytes the KV cache may take: what the worker with the least room has."""
+        return min(map(int, self.collective_rpc("determine_available_memory")))
 
     @abstractmethod
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:

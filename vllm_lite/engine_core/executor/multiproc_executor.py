@@ -120,10 +120,6 @@ class MultiprocExecutor(Executor):
         assert specs is not None
         return specs
 
-    def determine_available_memory(self) -> int:
-        """What the worker with the least room has, in bytes."""
-        return min(map(int, self.collective_rpc("determine_available_memory")))
-
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Let every worker allocate."""
         call_id = self._send(WorkerCall(0, "initialize_from_config", kv_cache_config=kv_cache_config))

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_lite.config import VllmConfig
+from vllm_lite.config.checks import check_number
 from vllm_lite.engine_core.executor.uniproc_executor import UniProcExecutor
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
@@ -47,7 +48,8 @@ class ToyWorker:
     def __init__(self, vllm_config: VllmConfig, rank: int = 0) -> None:
         self.rank = rank
         settings = vllm_config.additional_config
-        self._step_time = float(settings.get("toy_step_time", 0.0))
+        self._step_time = settings.get("toy_step_time", 0.0)
+        check_number("toy_step_time", self._step_time, 0)
         self._error_token = settings.get("toy_error_token")
         self._crash_at_step = settings.get("toy_crash_at_step")
         self._block_size = vllm_config.cache_config.block_size
@@ -203,16 +205,6 @@ class ToyExecutor(UniProcExecutor):
 
 
 class _ToyRequest:
-    __slots__ = (
-        "block_ids",
-        "num_computed_tokens",
-        "num_prompt_tokens",
-        "pooling_params",
-        "req_id",
-        "sampling_params",
-        "token_ids",
-    )
-
     def __init__(self, new: NewRequestData) -> None:
         self.req_id = new.req_id
         self.token_ids = list(new.prefill_token_ids)

@@ -17,7 +17,10 @@ from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 
 
 class UniProcExecutor(Executor):
-    """Calls one worker directly; a Future of it is always done already."""
+    """Calls one worker directly; a Future of it is always done already.
+
+    Steps are not planned ahead here, on CUDA neither: `sample_tokens` waits for the device within the call. "mp" can do that.
+    """
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         super().__init__(vllm_config)
@@ -41,10 +44,6 @@ class UniProcExecutor(Executor):
         """The worker's answer."""
         specs: dict[str, FullAttentionSpec] = self.worker.get_kv_cache_specs()
         return specs
-
-    def determine_available_memory(self) -> int:
-        """The worker's answer, in bytes."""
-        return int(self.worker.determine_available_memory())
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Let the worker allocate its KV cache."""
