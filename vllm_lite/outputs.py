@@ -24,13 +24,22 @@ PromptLogprobs = list[dict[int, Logprob] | None]  # the first prompt token has n
 
 
 @dataclass(slots=True)
+class WeightVersionSpan:
+    """Tokens `start` to `end` of an answer, the latter not included, were made with weights of that version."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     """One answer, or the new part of it.
 
     `token_ids` and `text` are new since the output before (DELTA) or everything so far (CUMULATIVE, FINAL_ONLY). Ids may run
     ahead of the text while a possible stop string is held back or a character is incomplete; at the end both agree.
     `finish_reason` is None until the answer ends, then one of "stop", "length", "abort", "error"; `stop_reason` is the stop
-    string or stop token id that ended it.
+    string or stop token id that ended it. `weight_versions` is there at the end, where `update_weight_version()` was called.
     """
 
     index: int
@@ -40,6 +49,7 @@ class CompletionOutput:
     logprobs: SampleLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    weight_versions: list[WeightVersionSpan] | None = None
 
     def finished(self) -> bool:
         """True once this answer has ended."""
@@ -91,6 +101,7 @@ def _append_completion(old: CompletionOutput, new: CompletionOutput) -> None:
     old.cumulative_logprob = new.cumulative_logprob
     old.finish_reason = new.finish_reason
     old.stop_reason = new.stop_reason
+    old.weight_versions = new.weight_versions
 
 
 # Ends a streaming-input session without a last letter. Compared by identity, never changed.

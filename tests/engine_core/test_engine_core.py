@@ -197,3 +197,45 @@ def test_without_statistics_bags_hold_rows_only() -> None:
 
 def test_both_classes_come_from_the_module_of_vllms_name() -> None:
     assert issubclass(EngineCoreProc, EngineCore)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("kv_cache_memory_bytes", 2**62), ("num_gpu_blocks_override", 2**58), ("toy_step_time", "x")]
+)
+def test_a_setting_that_the_worker_cannot_have_is_named(field: str, value: Any) -> None:
+    config = toy_config(toy_step_time=value) if field == "toy_step_time" else toy_config()
+    if field != "toy_step_time":
+        config.cache_config.num_gpu_blocks_override = None
+        setattr(config.cache_config, field, value)
+    with pytest.raises(VLLMValidationError, match=f"^{field} must be .*; got {value!r}"):
+        EngineCore(config, ToyExecutor)
+
+
+def test_a_worker_that_fails_with_what_it_measured_itself_is_nobodys_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = toy_config()
+    config.cache_config.num_gpu_blocks_override = None
+    monkeypatch.setattr(ToyExecutor, "initialize_from_config", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        EngineCore(config, ToyExecutor)
+
+
+def test_a_session_in_process() -> None:
+    core = EngineCore(toy_config(), ToyExecutor)
+    first = add_letter("s", PROMPT, SamplingParams(max_tokens=3), resumable=True)
+    core.add_request(core.preprocess_add_request(first))
+    answer = run(core)["s"]
+    assert not core.has_work()
+    part = add_letter("s", [7, 8], SamplingParams(max_tokens=2), resumable=True, continues=True)
+    core.add_request(core.preprocess_add_request(part))
+    assert run(core)["s"] == expected_tokens([*PROMPT, *answer[:2], 7, 8], 2)
+    assert [request.request_id for request in core.abort_requests(["s"])] == ["s"]
+    assert run(core) == {}
+    assert core.scheduler.requests == {}
+
+
+def test_bags_name_the_weights_once_somebody_has() -> None:
+    core = EngineCore(toy_config(), ToyExecutor)
+    add(core, "a", PROMPT, max_tokens=2)
+    assert (core.get_weight_version(), core.step()[0][0].weight_version) == ("default", None)
+    core.set_weight_version("v2")
+    assert (core.get_weight_version(), core.step()[0][0].weight_version) == ("v2", "v2")

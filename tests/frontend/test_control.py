@@ -15,7 +15,7 @@ import pytest
 from tests.frontend.helpers import FINAL_ONLY, stop, toy_args
 from vllm_lite import AsyncLLM, SamplingParams
 from vllm_lite.exceptions import EngineDeadError, VLLMValidationError
-from vllm_lite.outputs import RequestOutput
+from vllm_lite.outputs import RequestOutput, WeightVersionSpan
 from vllm_lite.tracing.control_page import ControlPage
 from vllm_lite.wire.stats import SchedulerStats
 
@@ -201,8 +201,11 @@ async def test_the_kv_cache_of_a_paused_engine_can_be_released(llm: AsyncLLM) ->
         (lambda llm: llm.pause_generation(clear_cache=1), "clear_cache"),
         (lambda llm: llm.sleep(3), "level"),
         (lambda llm: llm.sleep(1, mode="stop"), "mode"),
-        (lambda llm: llm.start_profile(delay_iterations=1), "delay_iterations"),
-        (lambda llm: llm.start_profile(max_iterations=1), "max_iterations"),
+        (lambda llm: llm.start_profile(delay_iterations=-1), "delay_iterations"),
+        (lambda llm: llm.start_profile(max_iterations="1"), "max_iterations"),
+        (lambda llm: llm.update_weight_version(2), "new_version"),
+        (lambda llm: llm.abort(5), "request_id"),
+        (lambda llm: llm.abort(["a", None]), "request_id"),
     ],
 )
 async def test_bad_arguments_are_refused_by_name(llm: AsyncLLM, call: Any, field: str) -> None:
@@ -228,6 +231,19 @@ async def test_profiles_reach_the_workers(llm: AsyncLLM) -> None:
         await llm.start_profile("mine")
     with pytest.raises(RuntimeError, match="profile"):
         await llm.stop_profile()
+
+
+async def test_answers_say_which_weights_made_them(llm: AsyncLLM) -> None:
+    assert await llm.get_weight_version() == "default"
+    assert (await answering(llm)).outputs[0].weight_versions is None
+    task = answering(llm, count=400)
+    await has_begun(llm)
+    await llm.update_weight_version("v2")
+    assert await llm.get_weight_version() == "v2"
+    first, second = (await task).outputs[0].weight_versions or ()
+    assert (first.version, first.start, second.version, second.end) == ("default", 0, "v2", 400)
+    assert 0 < first.end == second.start < 400
+    assert (await answering(llm, count=3)).outputs[0].weight_versions == [WeightVersionSpan("v2", 0, 3)]
 
 
 async def test_without_a_tokenizer(tiny_model_path: Path) -> None:

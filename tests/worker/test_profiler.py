@@ -32,3 +32,33 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="already"):
         profiler.start(None)
     profiler.stop()
+
+
+@pytest.mark.parametrize(("delay", "most", "seen"), [(0, 2, [1, 2]), (2, 0, [3, 4, 5]), (1, 3, [2, 3, 4])])
+def test_a_profile_of_chosen_steps(tmp_path: Path, delay: int, most: int, seen: list[int]) -> None:
+    profiler = WorkerProfiler(str(tmp_path), 0)
+    for expected in ("profile-rank0-1.pt.trace.json", "profile-rank0-2.pt.trace.json"):
+        profiler.start(None, delay, most)
+        for step in range(1, 6):
+            profiler.step()
+            with torch.profiler.record_function(f"step {step}"):
+                torch.ones(1)
+        path = tmp_path / expected
+        assert path.exists() == bool(most)
+        assert profiler.stop() == str(path)
+        names = {event["name"] for event in json.loads(path.read_text())["traceEvents"]}
+        assert sorted(name for name in names if name.startswith("step ")) == [f"step {step}" for step in seen]
+        with pytest.raises(RuntimeError, match="no profile"):
+            profiler.stop()
+
+
+def test_a_profile_that_has_not_begun_can_be_given_up(tmp_path: Path) -> None:
+    profiler = WorkerProfiler(str(tmp_path), 0)
+    profiler.start(None, 3)
+    profiler.step()
+    with pytest.raises(RuntimeError, match="already"):
+        profiler.start(None)
+    with pytest.raises(RuntimeError, match="no profile"):
+        profiler.stop()
+    profiler.start(None)
+    profiler.stop()

@@ -397,8 +397,10 @@ class AsyncLLM(EngineControl):
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """Give up every request in flight under these ids, the caller's own or (`internal`) the engine's. Their `generate()`
         ends with reason "abort"."""
-        request_ids = (request_id,) if isinstance(request_id, str) else tuple(request_id)
-        await self._give_up(request_ids, "api", internal=internal)
+        single = isinstance(request_id, str) or not isinstance(request_id, Iterable)
+        request_ids: Iterable[object] = (request_id,) if single else request_id
+        checked = [check_text("request_id", one, "a string, or several") for one in request_ids]
+        await self._give_up(checked, "api", internal=internal)
 
     async def _give_up(self, request_ids: Iterable[str], reason: str, *, internal: bool = True) -> None:
         """First here, so that whatever still comes finds nobody; then there."""

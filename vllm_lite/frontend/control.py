@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, get_args
 
-from vllm_lite.config.checks import check_bool, check_choice, check_int, refuse
+from vllm_lite.config.checks import check_bool, check_choice, check_int, check_text
 from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.core_client import EngineCoreClient
 from vllm_lite.frontend.output_processor import OutputProcessor
@@ -102,11 +102,12 @@ class EngineControl(EngineClient):
     async def start_profile(
         self, profile_prefix: str | None = None, *, delay_iterations: int | None = None, max_iterations: int | None = None
     ) -> None:
-        """Let every worker write down what it does, until `stop_profile`. RuntimeError where a worker cannot."""
-        for name, value in (("delay_iterations", delay_iterations), ("max_iterations", max_iterations)):
-            if value is not None:
-                raise refuse(name, value, "None: a profile goes from start_profile() to stop_profile()")
-        await self.engine_core.call_utility_all_async("profile", True, profile_prefix)
+        """Let every worker write down what it does, after `delay_iterations` steps, until `stop_profile` or for so many steps.
+        RuntimeError where a worker cannot."""
+        delay, most = delay_iterations or 0, max_iterations or 0
+        check_int("delay_iterations", delay, 0)
+        check_int("max_iterations", most, 0)
+        await self.engine_core.call_utility_all_async("profile", True, profile_prefix, delay, most)
 
     async def stop_profile(self) -> None:
         """End the profiles; the workers' log says which files hold them."""
@@ -142,6 +143,14 @@ class EngineControl(EngineClient):
         async with asyncio.timeout(drain_timeout):
             while self.output_processor.has_unfinished_requests():  # noqa: ASYNC110  (asked once, at the end)
                 await asyncio.sleep(0.01)
+
+    async def update_weight_version(self, new_version: str) -> None:
+        """Name the weights in use from now on: outputs then say which tokens were made with which."""
+        await self.engine_core.call_utility_all_async("set_weight_version", check_text("new_version", new_version))
+
+    async def get_weight_version(self) -> str:
+        """The name of the weights in use, "default" at first. RuntimeError where engine cores disagree."""
+        return str(await self.engine_core.call_utility_consensus_async("get_weight_version"))
 
     # ---- pauses and memory -------------------------------------------------------------------------------------------------
 

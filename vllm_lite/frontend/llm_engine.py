@@ -180,12 +180,13 @@ class LLMEngine:
     def _sort(self, bag: Bag) -> None:
         outputs, stamps = bag.outputs, self._stamps
         stamp = None if stamps is None else stamps.open_bag(outputs)
-        t0 = now_ns()
-        processed = self.output_processor.process_outputs(outputs.outputs, stamp=stamp)
+        if stamp is not None and stamps is not None:
+            stamps.begin_slice()
+        processed = self.output_processor.process_outputs(outputs.outputs, stamp=stamp, weight_version=outputs.weight_version)
         if processed.reqs_to_abort:
             self._abort_stopped(processed.reqs_to_abort)
         if stamp is not None and stamps is not None:
-            stamp.slices.append((t0, now_ns(), len(outputs.outputs)))
+            stamps.end_slice(stamp, len(outputs.outputs))
             stamps.sort(stamp, outputs, (bag.t_received, bag.t_decoded, bag.body_size))
 
     def _abort_stopped(self, internal_ids: list[str]) -> None:

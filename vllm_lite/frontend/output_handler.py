@@ -20,7 +20,6 @@ from vllm_lite.frontend.output_processor import OutputProcessor
 from vllm_lite.frontend.stamps import Stamps
 from vllm_lite.metrics.loggers import StatLoggerManager
 from vllm_lite.metrics.stats import IterationStats
-from vllm_lite.tracing.recorder import now_ns
 
 logger = logging.getLogger(__name__)
 
@@ -86,11 +85,13 @@ class OutputHandler:
         for start in range(0, len(rows), self._chunk_size):
             if start:
                 await asyncio.sleep(0)
-            t0 = 0 if stamp is None else now_ns()
+            if stamp is not None and self._stamps is not None:
+                self._stamps.begin_slice()
             chunk = rows[start : start + self._chunk_size]
-            processed = self._output_processor.process_outputs(chunk, outputs.timestamp, stats, stamp)
-            if stamp is not None:
-                stamp.slices.append((t0, now_ns(), len(chunk)))
+            version = outputs.weight_version
+            processed = self._output_processor.process_outputs(chunk, outputs.timestamp, stats, stamp, version)
+            if stamp is not None and self._stamps is not None:
+                self._stamps.end_slice(stamp, len(chunk))
             if processed.reqs_to_abort:
                 await send_abort(self._engine_core, processed.reqs_to_abort, "stop_string", self._stamps)
         if stamp is not None and self._stamps is not None:

@@ -118,11 +118,12 @@ class OutputProcessor:
         engine_core_timestamp: float | None = None,
         iteration_stats: IterationStats | None = None,
         stamp: BagStamp | None = None,
+        weight_version: str | None = None,
     ) -> OutputProcessorOutput:
         """Sort rows into mailboxes. Rows of requests that are gone are passed over.
 
         `iteration_stats` counts them, their times from `engine_core_timestamp` (the engine core's monotonic clock); `stamp`
-        notes each letter's fate.
+        notes each letter's fate; `weight_version` is what made their tokens, where the engine core says.
         """
         processed = OutputProcessorOutput()
         states = self.request_states
@@ -135,18 +136,22 @@ class OutputProcessor:
             if iteration_stats is not None and state.stats is not None:  # before a first row becomes one like any other
                 new_prompt = state.num_new_prompt_tokens if state.is_prefilling else None
                 iteration_stats.update_from_output(row, engine_core_timestamp or 0.0, state.stats, new_prompt)
+            if weight_version is not None and row.new_token_ids:
+                state.note_weight_version(weight_version)
             try:
                 fate = self._sort(row, state, processed)
                 if iteration_stats is not None and (row.finish_reason is not None or states.get(row.request_id) is not state):
                     _count_end(row, state, iteration_stats)
             except Exception as error:  # whatever it is, it is this request's alone
                 self._fail(state, error, processed)
+                if stamp is not None:
+                    stamp.lost.append(len(row.new_token_ids))
                 continue
-            if stamp is not None:  # in place: there is one of these for each token
-                if fate is not PUT:
-                    stamp.odd[len(stamp.reqs)] = fate
+            if stamp is not None and (fate is not PUT or stamp.by_letter):  # in place, for there is one of these per token
                 stamp.reqs.append(0 if state.trace is None else state.trace.req)
                 stamp.tokens.append(len(row.new_token_ids))
+                if fate is not PUT:
+                    stamp.odd[len(stamp.reqs) - 1] = fate
         return processed
 
     def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:

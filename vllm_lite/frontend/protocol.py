@@ -240,15 +240,15 @@ class EngineClient(ABC):
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Let the new weights take effect."""
-        raise NotImplementedError("weights cannot be sent to a running engine")
+        raise NotImplementedError("weights cannot be sent to a running engine; update_weight_version() names those in use")
 
     async def update_weight_version(self, new_version: str) -> None:
         """Name the weights now in use."""
-        raise NotImplementedError("weights have no version: they cannot be sent to a running engine")
+        raise NotImplementedError("this client's weights have no version")
 
     async def get_weight_version(self) -> str:
         """The name of the weights in use."""
-        raise NotImplementedError("weights have no version: they cannot be sent to a running engine")
+        raise NotImplementedError("this client's weights have no version")
 
     async def scale_elastic_ep(self, new_data_parallel_size: int, drain_timeout: int = 300) -> None:
         """Change the number of engine cores."""

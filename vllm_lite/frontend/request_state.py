@@ -18,9 +18,9 @@ from vllm_lite.frontend.logprobs import LogprobsProcessor
 from vllm_lite.frontend.parallel_sampling import ParentRequest
 from vllm_lite.frontend.tokenizer import Tokenizer
 from vllm_lite.metrics.stats import RequestStateStats
-from vllm_lite.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
+from vllm_lite.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput, WeightVersionSpan
 from vllm_lite.sampling_params import RequestOutputKind
-from vllm_lite.wire.messages import EngineCoreRequest, FinishReason
+from vllm_lite.wire.messages import DEFAULT_WEIGHT_VERSION, EngineCoreRequest, FinishReason
 
 
 class InputSession:
@@ -65,6 +65,7 @@ class RequestState:
         "_final_only",
         "_sent",
         "_token_ids",
+        "_weight_versions",
         "detokenizer",
         "external_req_id",
         "is_prefilling",
@@ -119,6 +120,7 @@ class RequestState:
         self._delta = request.params.output_kind is RequestOutputKind.DELTA
         self._final_only = request.params.output_kind is RequestOutputKind.FINAL_ONLY
         self._token_ids: list[int] = []  # not handed out yet (DELTA), or all
+        self._weight_versions: list[tuple[str, int]] = []  # each with its first token
         self._sent = 0  # how many tokens there were when an output last went out
 
     def begin_part(self, tokenizer: Tokenizer | None, request: EngineCoreRequest, prompt: str | None) -> None:
@@ -143,6 +145,19 @@ class RequestState:
     def ends(self, finish_reason: FinishReason) -> bool:
         """Whether an answer that ended so is the request's end: in a session not while more parts may come."""
         return self.session is None or self.session.exhausted or finish_reason not in (FinishReason.STOP, FinishReason.LENGTH)
+
+    def note_weight_version(self, version: str) -> None:
+        """The next tokens were made with these weights."""
+        starts, num_tokens = self._weight_versions, self.detokenizer.num_tokens
+        if not starts and num_tokens:
+            starts.append((DEFAULT_WEIGHT_VERSION, 0))
+        if not starts or starts[-1][0] != version:
+            starts.append((version, num_tokens))
+
+    def _version_spans(self) -> list[WeightVersionSpan] | None:
+        starts = self._weight_versions
+        ends = [*(start for _, start in starts[1:]), self.detokenizer.num_tokens]
+        return [WeightVersionSpan(*start, end) for start, end in zip(starts, ends, strict=False)] or None
 
     def make_request_output(
         self, new_token_ids: list[int], finish_reason: FinishReason | None, stop_reason: int | str | None
@@ -195,17 +210,12 @@ class RequestState:
     ) -> CompletionOutput:
         finished = finish_reason is not None
         text = self.detokenizer.get_next_output_text(finished, self._delta)
+        completion = CompletionOutput(self.request_index, text, token_ids)
         logprobs = self.logprobs_processor
-        if logprobs is None:
-            if not finished:
-                return CompletionOutput(self.request_index, text, token_ids)
-            return CompletionOutput(self.request_index, text, token_ids, None, None, str(finish_reason), stop_reason)
-        return CompletionOutput(
-            self.request_index,
-            text,
-            token_ids,
-            logprobs.cumulative_logprob,
-            logprobs.take_logprobs(self._delta),
-            None if finish_reason is None else str(finish_reason),
-            stop_reason,
-        )
+        if logprobs is not None:
+            completion.cumulative_logprob = logprobs.cumulative_logprob
+            completion.logprobs = logprobs.take_logprobs(self._delta)
+        if finished:
+            completion.finish_reason, completion.stop_reason = str(finish_reason), stop_reason
+            completion.weight_versions = self._version_spans()
+        return completion

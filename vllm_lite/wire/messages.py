@@ -20,6 +20,7 @@ from vllm_lite.wire.step import LogprobsLists
 
 PROTOCOL_VERSION = 2
 ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"  # a frame of its own on the output socket: the core's last word
+DEFAULT_WEIGHT_VERSION = "default"  # of weights that nobody has named
 FINISH_REASON_STRINGS = ("stop", "length", "abort", "error", "repetition")
 
 
@@ -149,6 +150,8 @@ class UtilityOutput(msgspec.Struct, array_like=True, gc=False):
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The bag: what one step made for one client. `step_trace` is the W3C traceparent of the span that sent it.
+
+    `weight_version` names the weights that made its tokens; None while nobody has named any.
 
     `timestamp` is the engine core's monotonic clock in seconds, set at construction where it is not given. With
     `scheduler_stats` alone also what an engine core tells the coordinator, and the coordinator every front end.

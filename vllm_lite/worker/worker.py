@@ -188,15 +188,17 @@ class Worker:
 
     # ---- steps ---------------------------------------------------------------------------------------------------------------
 
-    def profile(self, is_start: bool, profile_prefix: str | None = None) -> str | None:
-        """Begin a profile, or end it and return its file."""
+    def profile(self, is_start: bool, prefix: str | None = None, delay: int = 0, most: int = 0) -> str | None:
+        """Begin a profile, as WorkerProfiler does, or end it and return its file."""
         if not is_start:
             return self._profiler.stop()
-        self._profiler.start(profile_prefix)
+        self._profiler.start(prefix, delay, most)
         return None
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Run the forward pass of a step. None: call `sample_tokens` for its result."""
+        if scheduler_output.num_scheduled_tokens:
+            self._profiler.step()
         if self._recorder is not None:
             self._recorder.refresh()
         self._step, self._step_trace = scheduler_output.step, scheduler_output.step_trace

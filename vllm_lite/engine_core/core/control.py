@@ -14,10 +14,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from vllm_lite.config.checks import check_bool, check_choice, check_int, refuse
+from vllm_lite.config.checks import check_bool, check_choice, check_int, check_text, refuse
 from vllm_lite.engine_core.executor.abstract import SLEEP_TAGS, Executor
 from vllm_lite.engine_core.request import Request
 from vllm_lite.engine_core.scheduler import PauseState, Scheduler
+from vllm_lite.wire.messages import DEFAULT_WEIGHT_VERSION
 
 PAUSE_MODES = ("abort", "wait", "keep")
 SCHEDULING_TAG = "scheduling"  # wakes the scheduler, with the last of the executor's tags
@@ -30,6 +31,7 @@ class CoreControl(ABC):
     model_executor: Executor
 
     def __init__(self) -> None:
+        self.weight_version: str | None = None  # until somebody names them
         self._idle_actions: deque[tuple[Future[None], Callable[[], None]]] = deque()
 
     @abstractmethod
@@ -123,7 +125,7 @@ class CoreControl(ABC):
             self.reset_prefix_cache(reset_running_requests=True)
             self.model_executor.sleep(level)
 
-    # ---- caches, profiles ----------------------------------------------------------------------------------------------------
+    # ---- caches, profiles, weights -------------------------------------------------------------------------------------------
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached blocks; False while running requests hold some, unless they may be computed again."""
@@ -137,9 +139,17 @@ class CoreControl(ABC):
     def reset_encoder_cache(self) -> None:  # noqa: B027  (this is all of it)
         """Nothing to do: there is no encoder."""
 
-    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> list[str | None]:
-        """Let every worker begin a profile, or end it and say which file holds it."""
-        return self.model_executor.collective_rpc("profile", args=(is_start, profile_prefix))
+    def profile(self, *args: Any) -> list[str | None]:
+        """Let every worker begin a profile, or end it and say which file holds it; the arguments are `Worker.profile`'s."""
+        return self.model_executor.collective_rpc("profile", args=args)
+
+    def set_weight_version(self, weight_version: str) -> None:
+        """Name the weights in use; bags carry the name from now on."""
+        self.weight_version = check_text("weight_version", weight_version)
+
+    def get_weight_version(self) -> str:
+        """The name of the weights in use."""
+        return self.weight_version or DEFAULT_WEIGHT_VERSION
 
     # ---- coming to rest ------------------------------------------------------------------------------------------------------
 

@@ -101,12 +101,18 @@ class EngineCore(CoreControl):
         """Size the KV cache by the configuration, else by what the worker says is free, and let the worker allocate it."""
         executor, cache = self.model_executor, self.vllm_config.cache_config
         t0 = now_ns()
-        fixed = cache.num_gpu_blocks_override is not None or cache.kv_cache_memory_bytes is not None
+        sizes = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
+        fixed = next((name for name in sizes if getattr(cache, name) is not None), None)
         specs = executor.get_kv_cache_specs()
         available_bytes = None if fixed else executor.determine_available_memory()
         kv_cache_config = get_kv_cache_config(self.vllm_config, specs, available_bytes)
         cache.num_gpu_blocks = kv_cache_config.num_blocks
-        executor.initialize_from_config(kv_cache_config)
+        try:
+            executor.initialize_from_config(kv_cache_config)
+        except Exception as error:
+            if fixed is None:
+                raise
+            raise refuse(fixed, getattr(cache, fixed), f"no more than the worker can allocate ({error})") from error
         self.step_tracer.phase("initialize_kv_caches", t0)
         tokens = (kv_cache_config.num_blocks - 1) * cache.block_size
         logger.info("KV cache: %d blocks, %d tokens", kv_cache_config.num_blocks, tokens)
@@ -234,6 +240,9 @@ class EngineCore(CoreControl):
         self._process_aborts_queue()
         t0 = now_ns()
         bags = self.scheduler.update_from_output(step.plan, result)
+        if self.weight_version is not None:
+            for bag in bags.values():
+                bag.weight_version = self.weight_version
         self.step_tracer.updated(t0, step.stamp, bags, self.scheduler.stale_tokens)
         return bags
 

@@ -48,6 +48,7 @@ UTILITY_METHODS = frozenset(
     {
         "collective_rpc",
         "get_supported_tasks",
+        "get_weight_version",
         "is_scheduler_paused",
         "is_sleeping",
         "pause_scheduler",
@@ -57,6 +58,7 @@ UTILITY_METHODS = frozenset(
         "reset_mm_cache",
         "reset_prefix_cache",
         "resume_scheduler",
+        "set_weight_version",
         "sleep",
         "wake_up",
     }
