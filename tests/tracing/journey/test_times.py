@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.tracing import make
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import Run
@@ -92,5 +94,5 @@ def test_a_bags_way_has_no_gap_between_its_encoding_and_the_clerk(canned: Run) -
 
 
 def test_a_bag_without_its_step_has_only_the_clerks_time(canned: Run) -> None:
-    canned.bags[0].step = None
-    assert [stop for stop, _, _ in bag_visits(canned.bags[0])] == ["S8"]
+    bag = replace(canned.bags[0], step=None)
+    assert [stop for stop, _, _ in bag_visits(bag)] == ["S8"]
