@@ -63,7 +63,7 @@ def test_tiny_is_made_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None
     folder = resolve_model("tiny")
     assert folder == cache / "tiny-1"
     assert (folder / "model.safetensors").exists()
-    monkeypatch.setattr(model_files, "write_tiny_model", lambda folder: pytest.fail("made again"))
+    monkeypatch.setattr("vllm_lite.config.tiny_model.write_tiny_model", lambda folder: pytest.fail("made again"))
     assert resolve_model("tiny") == folder
 
 
@@ -78,7 +78,7 @@ def test_a_failed_making_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyP
         (folder / "half").touch()
         raise OSError("disk full")
 
-    monkeypatch.setattr(model_files, "write_tiny_model", fail)
+    monkeypatch.setattr("vllm_lite.config.tiny_model.write_tiny_model", fail)
     with pytest.raises(UnsupportedModelError, match="disk full"):
         resolve_model("tiny")
     assert [path.name for path in cache.iterdir()] == ["tiny-1.lock"]
