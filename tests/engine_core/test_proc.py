@@ -40,6 +40,17 @@ def test_a_life_from_hello_to_sigterm() -> None:
         assert core.stop() == ""
 
 
+def test_an_id_that_another_client_uses_is_an_error() -> None:
+    with CoreProcess(toy_config(toy_step_time=0.005), num_clients=2) as core:
+        core.start()
+        core.add("a", PROMPT, SamplingParams(max_tokens=20))
+        core.bag()
+        core.add("a", PROMPT, client_index=1)
+        assert core.answers("a", client=1)["a"] == ([], "error", "request a is here already")
+        assert core.answers("a")["a"][1] == "length"
+        assert "dropped a request" in core.stop()
+
+
 def test_a_client_whose_connection_closes_is_gone_with_its_requests() -> None:
     with CoreProcess(toy_config(toy_step_time=0.005), num_clients=2) as core:
         core.start()

@@ -99,3 +99,15 @@ async def test_a_logger_of_ones_own_is_enough(tiny_model_path: Path) -> None:
     await llm.wake_up()
     assert value(llm, "engine_sleep_state", sleep_state="awake") == 1
     llm.shutdown()
+
+
+async def test_one_line_for_all_engine_cores_where_it_is_asked_for(
+    tiny_model_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = toy_args(tiny_model_path, data_parallel_size=2, aggregate_engine_logging=True)
+    llm = AsyncLLM.from_engine_args(args)
+    await asyncio.gather(count(llm, "a"), count(llm, "b"))
+    with caplog.at_level("INFO", logger="vllm_lite.metrics"):
+        await llm.do_log_stats()
+    assert [line.split(":")[0] for line in caplog.messages if "tokens/s" in line] == ["all 2 engines"]
+    llm.shutdown()

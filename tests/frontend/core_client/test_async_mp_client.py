@@ -60,7 +60,7 @@ async def test_calls(client: AsyncMPClient) -> None:
     with pytest.raises(TypeError, match="cannot be encoded"):
         await client.call_utility_async("collective_rpc", object())
     await client.ping_async(5)
-    assert client.resources.inbox._calls == client.resources.inbox._pings == {}
+    assert client.resources.inbox._waiting == {}
 
 
 async def test_case_19_a_cancelled_call_hurts_nobody(client: AsyncMPClient) -> None:
@@ -70,7 +70,7 @@ async def test_case_19_a_cancelled_call_hurts_nobody(client: AsyncMPClient) -> N
     with pytest.raises(asyncio.CancelledError):
         await cancelled
     await client.ping_async(5)
-    assert client.resources.inbox._calls == {}
+    assert client.resources.inbox._waiting == {}
 
 
 async def test_a_request_that_cannot_be_encoded_is_not_sent(client: AsyncMPClient) -> None:

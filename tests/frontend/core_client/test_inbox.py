@@ -75,14 +75,14 @@ async def test_an_empty_message_is_no_bag(wire: Wire) -> None:
 async def test_answers_find_their_calls(wire: Wire) -> None:
     wire.inbox.start()
     first, second = wire.inbox.expect(1), wire.inbox.expect(2)
-    pong = wire.inbox.expect_pong(1)  # numbers of pings and calls do not mix
+    pong = wire.inbox.expect(3)
     wire.send_outputs(utility_output=UtilityOutput(2, None, [1, "a"]))
     wire.send_outputs(utility_output=UtilityOutput(1, "Call to f method failed: no"))
     assert await second == [1, "a"]
     with pytest.raises(RuntimeError, match="Call to f method failed: no"):
         await first
     assert not pong.done()
-    wire.send_outputs(pong=1)
+    wire.send_outputs(pong=3)
     await pong
 
 
@@ -111,7 +111,7 @@ async def test_garbage_is_dropped_and_what_follows_is_read(wire: Wire, caplog: p
 
 async def test_a_last_word_fails_everybody_after_the_bags_before_it(wire: Wire) -> None:
     wire.inbox.start()
-    call, pong = wire.inbox.expect(1), wire.inbox.expect_pong(1)
+    call, pong = wire.inbox.expect(1), wire.inbox.expect(2)
     wire.send_outputs(outputs=rows("a"))
     wire.send(ENGINE_CORE_DEAD)
     assert (await wire.inbox.get()).outputs.outputs[0].request_id == "a"
@@ -119,7 +119,7 @@ async def test_a_last_word_fails_everybody_after_the_bags_before_it(wire: Wire) 
         with pytest.raises(EngineDeadError, match="met a fatal error"):
             await waiting
     with pytest.raises(EngineDeadError):
-        wire.inbox.expect(2)
+        wire.inbox.expect(3)
     assert (wire.last_words, wire.inbox.dead_engine_index) == (1, 0)
 
 

@@ -13,7 +13,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-import msgspec
 import zmq
 
 from vllm_lite.config import VllmConfig
@@ -92,29 +91,28 @@ class EngineCoreProc(EngineCore):
         self._ctx = ctx
         super().__init__(vllm_config, executor_class, log_stats, lambda: self._fail("the executor failed"))
         trace_dir = vllm_config.observability_config.trace_dir
-        self._load_said: tuple[int, int] | None = (0, 0) if coordinator_address is not None else None  # None: to nobody
+        self._load_said: tuple[int, int] | None = None  # None: to nobody
         addresses = dict(enumerate(output_addresses))
         if coordinator_address is not None:
-            addresses[COORDINATOR] = coordinator_address
+            self._load_said, addresses[COORDINATOR] = (0, 0), coordinator_address
         self._output_thread = OutputThread(
             ctx,
             addresses,
             engine_index=engine_index,
             output_queue=self.output_queue,
             trace_dir=trace_dir,
-            on_failure=lambda: self._fail("the output thread failed"),
+            on_failure=self._fail,
         )
         self._input_thread = InputThread(
             ctx,
             input_addresses,
-            engine_index.to_bytes(2, "little"),
-            msgspec.msgpack.encode(self.ready()),
+            self.ready(),
             preprocess=self.preprocess_add_request,
             input_queue=self.input_queue,
             aborts_queue=self.aborts_queue,
             output_queue=self.output_queue,
             trace_dir=trace_dir,
-            on_failure=lambda: self._fail("the input thread failed"),
+            on_failure=self._fail,
         )
 
     # ---- the loop ------------------------------------------------------------------------------------------------------------
@@ -133,7 +131,8 @@ class EngineCoreProc(EngineCore):
             self._tell_coordinator()
             self._process_engine_step()
             self._tell_coordinator()
-        self._abort_everything()
+        self.tell_aborted(self.abort_requests(None, "shutdown"))
+        self.fail_idle_actions("the engine is shutting down")
         self.step_tracer.phase("drain", self._t_shutdown)
 
     def request_shutdown(self) -> None:
@@ -178,10 +177,7 @@ class EngineCoreProc(EngineCore):
 
     def _handle_client_request(self, request_type: EngineCoreRequestType, payload: Any) -> None:
         if request_type is EngineCoreRequestType.ADD:
-            if isinstance(payload, Rejected):
-                self._reject(payload)
-            else:
-                self._add(payload)
+            self._reject(payload) if isinstance(payload, Rejected) else self._add(payload)
         elif request_type is EngineCoreRequestType.ABORT:
             abort: EngineCoreAbort = payload
             self.abort_requests(abort.request_ids, abort.reason)
@@ -203,17 +199,16 @@ class EngineCoreProc(EngineCore):
 
     def _add(self, request: Request) -> None:
         if self._shutdown_requested:
-            self._turn_away(request)
+            if request.trace is not None:
+                self.step_tracer.leave(request.trace, request.request_id, "shutdown", "waiting")
+            self.tell_aborted([request])
             return
         try:
             self.add_request(request)
-        except ValueError as error:  # a live request owns this id, so an answer under it would end the wrong one
+        except ValueError as error:  # a live request owns this id; under the same client an answer would end the wrong one
             logger.error("dropped a request: %s", error)
-
-    def _turn_away(self, request: Request) -> None:
-        if request.trace is not None:
-            self.step_tracer.leave(request.trace, request.request_id, "shutdown", "waiting")
-        self.tell_aborted([request])
+            if self.scheduler.requests[request.request_id].client_index != request.client_index:
+                self._send_end(request.client_index, request.request_id, FinishReason.ERROR, str(error))
 
     def _call_utility(self, call: UtilityCall) -> None:
         """Run it and answer; a Future answers when it is done."""
@@ -244,11 +239,6 @@ class EngineCoreProc(EngineCore):
         self.output_queue.put(OutputItem(call.client_index, EngineCoreOutputs(utility_output=answer)))
 
     # ---- the end -------------------------------------------------------------------------------------------------------------
-
-    def _abort_everything(self) -> None:
-        """Every request still here ends as aborted, and its caller is told."""
-        self.tell_aborted(self.abort_requests(None, "shutdown"))
-        self.fail_idle_actions("the engine is shutting down")
 
     def tell_aborted(self, requests: list[Request]) -> None:
         """Send each caller the end of its request."""

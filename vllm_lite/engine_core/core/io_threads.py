@@ -18,12 +18,13 @@ import msgspec
 import zmq
 
 from vllm_lite.engine_core.request import Request
-from vllm_lite.tracing.context import SpanContext, new_span_id, parent_of, parse_traceparent
+from vllm_lite.tracing.context import new_span_id, parent_of, parse_traceparent
 from vllm_lite.tracing.recorder import Recorder, now_ns
 from vllm_lite.tracing.records import Receive, ReceiveAbort, Send
 from vllm_lite.wire.messages import (
     EngineCoreAbort,
     EngineCoreOutputs,
+    EngineCoreReadyResponse,
     EngineCoreRequest,
     EngineCoreRequestType,
     UtilityOutput,
@@ -76,8 +77,36 @@ class OutputItem(NamedTuple):
 OutputQueue = SimpleQueue[OutputItem | bytes | None]  # bytes: a word for every client; None: the end of sending
 
 
-class InputThread(threading.Thread):
-    """Receives from every front end; says `ready` to each first. Ends when the ZMQ context is terminated.
+class _IoThread(threading.Thread):
+    """Serves until its work ends or the ZMQ context does, then closes `sockets`; any other end is told as a failure."""
+
+    def __init__(self, name: str, trace_dir: str | None, on_failure: Callable[[str], None]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._on_failure = on_failure
+        self._recorder = Recorder(trace_dir, "engine-core", name) if trace_dir is not None else None
+        self._to_close: list[zmq.Socket[Any]] = []
+
+    def run(self) -> None:
+        """The thread's body."""
+        try:
+            self._serve()
+        except zmq.ContextTerminated:
+            pass
+        except Exception:
+            logger.exception("the %s thread failed", self.name)
+            self._on_failure(f"the {self.name} thread failed")
+        finally:
+            for socket in self._to_close:
+                socket.close()
+            if self._recorder is not None:
+                self._recorder.close()
+
+    def _serve(self) -> None:
+        raise NotImplementedError
+
+
+class InputThread(_IoThread):
+    """Receives from every front end; says `ready` to each first.
 
     ADDs are preprocessed here, off the main thread. ABORTs go to both queues: to `aborts_queue` to take effect while a step
     runs, and to `input_queue` so that none overtakes its ADD. PINGs are answered here, so that an answer means both threads
@@ -88,21 +117,18 @@ class InputThread(threading.Thread):
         self,
         ctx: zmq.Context[Any],
         addresses: list[str],
-        identity: bytes,
-        ready: bytes,
+        ready: EngineCoreReadyResponse,
         *,
         preprocess: Callable[[EngineCoreRequest], Request],
         input_queue: InputQueue,
         aborts_queue: SimpleQueue[EngineCoreAbort],
         output_queue: OutputQueue,
         trace_dir: str | None,
-        on_failure: Callable[[], None],
+        on_failure: Callable[[str], None],
     ) -> None:
-        super().__init__(name="input", daemon=True)
-        self._on_failure = on_failure
+        super().__init__("input", trace_dir, on_failure)
         self._preprocess = preprocess
         self._input_queue, self._aborts_queue, self._output_queue = input_queue, aborts_queue, output_queue
-        self._recorder = Recorder(trace_dir, "engine-core", "input") if trace_dir is not None else None
         self._numbers = itertools.count(1)  # of traced requests, in this process's spools
         self._add_decoder = MsgpackDecoder(EngineCoreRequest)
         self._handlers: dict[bytes, Callable[[list[bytes], int], None]] = {
@@ -111,35 +137,24 @@ class InputThread(threading.Thread):
             EngineCoreRequestType.UTILITY.value: self._on_utility,
             EngineCoreRequestType.PING.value: self._on_ping,
         }
+        identity, self._ready = ready.engine_index.to_bytes(2, "little"), msgspec.msgpack.encode(ready)
         self._sockets = [make_zmq_socket(ctx, address, zmq.DEALER, bind=False, identity=identity) for address in addresses]
         self._monitors = {socket.get_monitor_socket(zmq.EVENT_DISCONNECTED): socket for socket in self._sockets}
-        self._ready = ready
+        self._to_close = [*self._monitors, *self._sockets]
 
-    def run(self) -> None:
-        """Receive until the context ends."""
+    def _serve(self) -> None:
         poller = zmq.Poller()
-        for monitor, socket in self._monitors.items():
-            socket.send(self._ready)
+        for socket in self._to_close:
             poller.register(socket, zmq.POLLIN)
-            poller.register(monitor, zmq.POLLIN)
-        try:
-            while True:
-                for socket, _ in poller.poll():
-                    frames = socket.recv_multipart()
-                    if socket in self._monitors:
-                        self._lose(self._monitors[socket])
-                    else:
-                        self._receive(frames)
-        except zmq.ContextTerminated:
-            pass
-        except Exception:
-            logger.exception("the input thread failed")
-            self._on_failure()
-        finally:
-            for socket in (*self._monitors, *self._sockets):
-                socket.close(linger=0)
-            if self._recorder is not None:
-                self._recorder.close()
+        for socket in self._sockets:
+            socket.send(self._ready)
+        while True:
+            for socket, _ in poller.poll():
+                frames = socket.recv_multipart()
+                if socket in self._monitors:
+                    self._lose(self._monitors[socket])
+                else:
+                    self._receive(frames)
 
     def _lose(self, socket: zmq.Socket[Any]) -> None:
         while socket.poll(0):  # what it had sent before
@@ -173,15 +188,10 @@ class InputThread(threading.Thread):
         except Exception as error:
             queued = Rejected(letter.request_id, letter.client_index, str(error), number)
         self._input_queue.put((EngineCoreRequestType.ADD, queued))
-        if number is not None and parent is not None:
-            self._record_receive(number, letter.request_id, t0, parent, sum(map(len, frames)))
-
-    def _record_receive(self, number: int, request_id: str, t0: int, parent: SpanContext, body_size: int) -> None:
-        assert self._recorder is not None
-        self._recorder.append(
-            Receive(number, request_id, t0, now_ns(), parent.trace_id, parent.span_id, new_span_id(), body_size)
-        )
-        self._recorder.flush()
+        if number is not None and parent is not None and self._recorder is not None:
+            origin, body_size = (parent.trace_id, parent.span_id), sum(map(len, frames))
+            self._recorder.append(Receive(number, letter.request_id, t0, now_ns(), *origin, new_span_id(), body_size))
+            self._recorder.flush()
 
     def _reject_undecoded(self, frames: list[bytes], error: msgspec.DecodeError) -> None:
         """Tell the sender where the letter still says who that is; else the DecodeError goes on."""
@@ -215,7 +225,7 @@ class InputThread(threading.Thread):
         self._output_queue.put(OutputItem(ping.client_index, EngineCoreOutputs(pong=ping.number)))
 
 
-class OutputThread(threading.Thread):
+class OutputThread(_IoThread):
     """Encodes and sends what the main thread queues, until it queues the end. `addresses` are by client index."""
 
     def __init__(
@@ -226,68 +236,43 @@ class OutputThread(threading.Thread):
         engine_index: int,
         output_queue: OutputQueue,
         trace_dir: str | None,
-        on_failure: Callable[[], None],
+        on_failure: Callable[[str], None],
     ) -> None:
-        super().__init__(name="output", daemon=True)
+        super().__init__("output", trace_dir, on_failure)
         self._engine_index = engine_index
         self._queue = output_queue
-        self._recorder = Recorder(trace_dir, "engine-core", "output") if trace_dir is not None else None
-        self._on_failure = on_failure
         self._encoder = MsgpackEncoder()
-        self._sockets = {
-            i: make_zmq_socket(ctx, a, zmq.PUSH, bind=False, linger=0 if i == COORDINATOR else OUTPUT_LINGER_MS)
-            for i, a in addresses.items()
-        }
+        self._sockets: dict[int, zmq.Socket[Any]] = {}
+        for client_index, address in addresses.items():
+            linger = 0 if client_index == COORDINATOR else OUTPUT_LINGER_MS
+            self._sockets[client_index] = make_zmq_socket(ctx, address, zmq.PUSH, bind=False, linger=linger)
+        self._to_close = list(self._sockets.values())
 
-    def run(self) -> None:
-        """Send until the end is queued."""
-        try:
-            while (item := self._queue.get()) is not None:
-                if isinstance(item, bytes):
-                    for client_index, socket in self._sockets.items():
-                        if client_index != COORDINATOR and not socket.closed:
-                            socket.send(item)
-                elif item.outputs is not None:
-                    self._send(item, item.outputs)
-                elif item.client_index in self._sockets:
-                    self._sockets[item.client_index].close(linger=0)
-        except Exception:
-            logger.exception("the output thread failed")
-            self._on_failure()
-        finally:
-            for socket in self._sockets.values():
-                socket.close()
-            if self._recorder is not None:
-                self._recorder.close()
+    def _serve(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, bytes):
+                for client_index, socket in self._sockets.items():
+                    if client_index != COORDINATOR and not socket.closed:
+                        socket.send(item)
+            elif item.client_index not in self._sockets:
+                logger.warning("dropped a bag for client %r; there are %s", item.client_index, list(self._sockets))
+            elif item.outputs is None:
+                self._sockets[item.client_index].close(linger=0)
+            elif not self._sockets[item.client_index].closed:
+                self._send(item, item.outputs)
 
     def _send(self, item: OutputItem, outputs: EngineCoreOutputs) -> None:
-        socket = self._sockets.get(item.client_index)
-        if socket is None or socket.closed:
-            if socket is None:
-                logger.warning("dropped a bag for client %r; there are %s", item.client_index, list(self._sockets))
-            return
         t0 = now_ns()
         outputs.engine_index = self._engine_index
         frames = self._encode(outputs)
         t1 = now_ns()
-        socket.send_multipart(frames, copy=False)
+        self._sockets[item.client_index].send_multipart(frames, copy=False)
         if item.parent_span_id is not None and self._recorder is not None:
             context = parse_traceparent(outputs.step_trace)
             assert context is not None
-            self._recorder.append(
-                Send(
-                    context.trace_id,
-                    item.parent_span_id,
-                    context.span_id,
-                    item.t_queued,
-                    t0,
-                    t1,
-                    now_ns(),
-                    item.client_index,
-                    len(outputs.outputs),
-                    sum(map(len, frames)),
-                )
-            )
+            spans, times = (context.trace_id, item.parent_span_id, context.span_id), (item.t_queued, t0, t1, now_ns())
+            sizes = len(outputs.outputs), sum(map(len, frames))
+            self._recorder.append(Send(*spans, *times, item.client_index, *sizes))
             self._recorder.flush()
 
     def _encode(self, outputs: EngineCoreOutputs) -> list[Any]:

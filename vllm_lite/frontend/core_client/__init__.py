@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import check_int, refuse
 from vllm_lite.frontend.core_client.async_mp_client import AsyncMPClient, BackgroundResources
-from vllm_lite.frontend.core_client.client import Bag, EngineCoreClient, Posted, SyncEngineCoreClient
+from vllm_lite.frontend.core_client.client import Bag, EngineCoreClient, Posted
 from vllm_lite.frontend.core_client.dp_clients import DPAsyncMPClient, DPLBAsyncMPClient
 from vllm_lite.frontend.core_client.inproc_client import InprocClient
 from vllm_lite.frontend.core_client.launcher import launch_core_engines
@@ -35,6 +35,8 @@ __all__ = [
     "note_place",
     "take_ready",
 ]
+
+SyncEngineCoreClient = SyncMPClient | InprocClient
 
 
 def make_async_mp_client(vllm_config: VllmConfig, client_addresses: Mapping[str, str] | None = None) -> EngineCoreClient:

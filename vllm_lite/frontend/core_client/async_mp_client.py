@@ -92,7 +92,7 @@ class BackgroundResources:
         if self.engines is not None:
             self.engines.close(timeout)
         loop = self.inbox.loop
-        if loop is None or loop.is_closed() or not loop.is_running() or _running_loop() is loop:
+        if loop is None or loop.is_closed() or not loop.is_running() or asyncio._get_running_loop() is loop:
             self._close_sockets()
         else:
             loop.call_soon_threadsafe(self._close_sockets)
@@ -114,8 +114,10 @@ class BackgroundResources:
 
 
 class AsyncMPClient(EngineCoreClient):
-    """One engine core, started here or joined. The constructor blocks until it is ready and leaves nothing behind where it
-    fails. One event loop uses a client."""
+    """One engine core, or several for subclasses, started here or joined; one event loop uses a client.
+
+    The constructor blocks until they are ready and leaves nothing behind where it fails.
+    """
 
     def __init__(self, vllm_config: VllmConfig, client_addresses: Mapping[str, str] | None = None) -> None:
         self.engine_indexes = vllm_config.parallel_config.engine_indexes
@@ -161,12 +163,16 @@ class AsyncMPClient(EngineCoreClient):
         self._abort(request_ids, reason, trace_headers, self.engine_indexes[0])
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
-        """Call a method of the engine core."""
-        return await self._call(self.engine_indexes[0], method, args)
+        """Call a method of every engine core; the first one's result."""
+        return (await self.call_utility_all_async(method, *args))[0]
+
+    async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of every engine core at once; their results by index."""
+        return list(await asyncio.gather(*(self._call(index, method, args) for index in self.engine_indexes)))
 
     async def ping_async(self, seconds: float) -> None:
-        """Ask for a sign of life."""
-        await self._ping(self.engine_indexes[0], seconds)
+        """Ask each engine core for a sign of life."""
+        await asyncio.gather(*(self._ping(index, seconds) for index in self.engine_indexes))
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the engine cores, or leave those of others."""
@@ -185,30 +191,25 @@ class AsyncMPClient(EngineCoreClient):
             self._send(EngineCoreRequestType.ABORT, abort, engine_index)
 
     async def _call(self, engine_index: int, method: str, args: Sequence[Any]) -> Any:
-        self.resources.inbox.start()
-        call_id = next(self._numbers)
-        answer = self.resources.inbox.expect(call_id)
-        with self._note_call(method, engine_index, call_id) as traceparent:
-            try:
-                body = [self._client_index, call_id, method, args, traceparent]
-                self._send(EngineCoreRequestType.UTILITY, body, engine_index)
-                return await answer
-            finally:
-                answer.cancel()
+        number = next(self._numbers)
+        with self._note_call(method, engine_index, number) as traceparent:
+            return await self._ask(EngineCoreRequestType.UTILITY, engine_index, number, method, args, traceparent)
 
     async def _ping(self, engine_index: int, seconds: float) -> None:
-        self.resources.inbox.start()
-        number = next(self._numbers)
-        pong = self.resources.inbox.expect_pong(number)
         try:
-            self._send(EngineCoreRequestType.PING, [self._client_index, number], engine_index)
-            await asyncio.wait_for(pong, seconds)
+            await asyncio.wait_for(self._ask(EngineCoreRequestType.PING, engine_index, next(self._numbers)), seconds)
         except TimeoutError:
             raise EngineDeadError(
                 f"engine core {engine_index} has not answered for {seconds:g} s: it is stopped or stuck"
             ) from None
+
+    async def _ask(self, request_type: EngineCoreRequestType, engine_index: int, number: int, *body: Any) -> Any:
+        answer = self.resources.inbox.expect(number)
+        try:
+            self._send(request_type, [self._client_index, number, *body], engine_index)
+            return await answer
         finally:
-            pong.cancel()
+            answer.cancel()
 
     def _send(self, request_type: EngineCoreRequestType, body: object, engine_index: int) -> int:
         """Send one message; returns its bytes. The first send on a loop also starts reading there."""
@@ -217,10 +218,3 @@ class AsyncMPClient(EngineCoreClient):
         frames = self._encoder.encode(body)
         self.resources.inputs.send_multipart([engine_index.to_bytes(2, "little"), request_type.value, *frames])
         return sum(map(len, frames))
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

@@ -7,9 +7,7 @@ Mirrors: vllm/v1/engine/core_client.py (DPLBAsyncMPClient, DPAsyncMPClient)
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import refuse
@@ -54,18 +52,6 @@ class DPLBAsyncMPClient(AsyncMPClient):
         for index, ids in self.balancer.by_engine(request_ids).items():
             headers = {request_id: known[request_id] for request_id in ids if request_id in known}
             self._abort(ids, reason, headers, index)
-
-    async def call_utility_async(self, method: str, *args: Any) -> Any:
-        """Call a method of every engine core; the first one's result."""
-        return (await self.call_utility_all_async(method, *args))[0]
-
-    async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every engine core at once; their results by index."""
-        return list(await asyncio.gather(*(self._call(index, method, args) for index in self.engine_indexes)))
-
-    async def ping_async(self, seconds: float) -> None:
-        """Ask each engine core for a sign of life."""
-        await asyncio.gather(*(self._ping(index, seconds) for index in self.engine_indexes))
 
 
 class DPAsyncMPClient(AsyncMPClient):

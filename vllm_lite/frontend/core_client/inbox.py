@@ -39,8 +39,7 @@ class Inbox:
         self._on_last_word = on_last_word
         self._decoder: MsgpackDecoder[EngineCoreOutputs] = MsgpackDecoder(EngineCoreOutputs)
         self._bags: asyncio.Queue[Bag | None] = asyncio.Queue()  # None: look at the error
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._pings: dict[int, asyncio.Future[None]] = {}
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failed = False
         self.error: EngineDeadError | None = None
@@ -88,13 +87,14 @@ class Inbox:
         if self.error is not None:
             raise EngineDeadError(str(self.error))
 
-    def expect(self, call_id: int) -> asyncio.Future[Any]:
-        """A future for the answer to call `call_id`, which is about to be sent."""
-        return self._expect(self._calls, call_id)
-
-    def expect_pong(self, number: int) -> asyncio.Future[None]:
-        """A future for the answer to ping `number`."""
-        return self._expect(self._pings, number)
+    def expect(self, number: int) -> asyncio.Future[Any]:
+        """A future for the answer to call or ping `number`, which is about to be sent."""
+        self.start()
+        self.check_alive()
+        assert self._loop is not None
+        future = self._waiting[number] = self._loop.create_future()
+        future.add_done_callback(lambda _: self._waiting.pop(number, None))
+        return future
 
     def fail(self, error: EngineDeadError, engine_index: int | None = None) -> None:
         """Nothing more will come. On the loop, or where none has been used."""
@@ -107,7 +107,7 @@ class Inbox:
             return
         self._read()
         self._bags.put_nowait(None)
-        for waiting in (*self._calls.values(), *self._pings.values()):
+        for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(EngineDeadError(str(self.error)))
 
@@ -142,13 +142,6 @@ class Inbox:
         """The loop that reads, None before `start`."""
         return self._loop
 
-    def _expect(self, waiting: dict[int, asyncio.Future[Any]], key: int) -> asyncio.Future[Any]:
-        self.check_alive()
-        assert self._loop is not None
-        future = waiting[key] = self._loop.create_future()
-        future.add_done_callback(lambda _: waiting.pop(key, None))
-        return future
-
     def _read(self) -> None:
         for socket in self._sockets.values():
             with contextlib.suppress(zmq.Again):
@@ -170,13 +163,13 @@ class Inbox:
         t_decoded = now_ns()
         if outputs.utility_output is not None:
             self._answer(outputs.utility_output)
-        if outputs.pong is not None and (waiting := self._pings.get(outputs.pong)) is not None and not waiting.done():
-            waiting.set_result(None)
+        if outputs.pong is not None:
+            self._answer(UtilityOutput(outputs.pong))
         if outputs.outputs or outputs.scheduler_stats is not None:
             self._bags.put_nowait(Bag(outputs, t_received, t_decoded, size))
 
     def _answer(self, answer: UtilityOutput) -> None:
-        waiting = self._calls.get(answer.call_id)
+        waiting = self._waiting.get(answer.call_id)
         if waiting is None or waiting.done():
             logger.warning("an answer to call %d, which nobody waits for, was dropped", answer.call_id)
         elif answer.failure_message is not None:

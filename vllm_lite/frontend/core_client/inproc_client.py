@@ -15,15 +15,16 @@ from typing import Any
 from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import refuse
 from vllm_lite.exceptions import EngineDeadError
-from vllm_lite.frontend.core_client.client import Bag, Posted, SyncEngineCoreClient
+from vllm_lite.frontend.core_client.client import Bag, NoteCall, Posted
 from vllm_lite.tracing.recorder import now_ns
 from vllm_lite.wire.messages import EngineCoreOutputs, EngineCoreRequest
 
 logger = logging.getLogger(__name__)
 
 
-class InprocClient(SyncEngineCoreClient):
-    """Builds the engine core here, which loads the model into this process. Nothing crosses a border, so nothing is traced."""
+class InprocClient:
+    """Builds the engine core here, which loads the model into this process; the calls of SyncMPClient. Nothing crosses a
+    border, so nothing is traced."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         observability = vllm_config.observability_config
@@ -54,6 +55,13 @@ class InprocClient(SyncEngineCoreClient):
             raise
         t = now_ns()
         return Bag(bags.get(0) or EngineCoreOutputs(), t, t, 0)
+
+    def get_output(self) -> EngineCoreOutputs:
+        """The next bag's outputs alone."""
+        return self.get_bag().outputs
+
+    def note_calls(self, note: NoteCall) -> None:
+        """No call is sent, so there is none to note."""
 
     def add_request(self, request: EngineCoreRequest) -> Posted:
         """Let a request wait for its first step."""

@@ -114,62 +114,63 @@ class CoreEngines:
         ):
             self.processes.start(handshake_address, indexes, coordinator)
             from_now_on()
-            Handshake(handshake, self.processes, indexes, init).wait(float(timeout))
+            _await_ready(handshake, self.processes, indexes, init, float(timeout))
 
     def close(self, timeout: float | None = None) -> None:
         """End the processes, in order for `timeout` seconds, then by force. May be called more than once."""
-        self.processes.close(timeout)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self.processes.close(timeout):
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _address(self, name: str) -> str:
         return f"ipc://{self._folder / name}"
 
 
-class Handshake:
-    """Waits until every engine core is ready. `socket` is a ROUTER, bound before the cores started."""
+def _await_ready(
+    socket: zmq.Socket[Any], processes: EngineProcesses, indexes: Sequence[int], init: EngineInit, timeout: float
+) -> None:
+    """`socket` is a ROUTER. HELLO gets the configuration for an answer; READY, or a failure to start, comes next."""
+    greeted, missing = set[bytes](), set(indexes)
+    deadline = time.monotonic() + timeout
+    poller = zmq.Poller()
+    for source in (socket, *processes.pidfds):
+        poller.register(source, zmq.POLLIN)
+    while missing:
+        left = deadline - time.monotonic()
+        events = dict(poller.poll(int(left * 1000) + 1)) if left > 0 else {}
+        if not events:
+            raise EngineStartError(f"engine core {sorted(missing)} was not ready within {timeout:g} s and was ended")
+        if socket in events:
+            identity, *frames = socket.recv_multipart()
+            if identity in greeted:
+                _raise_failure(frames)
+                missing.discard(decode_ready(frames).engine_index)
+            else:
+                _check_hello(frames)
+                greeted.add(identity)
+                socket.send_multipart([identity, msgspec.msgpack.encode(init)])
+        elif (exited := processes.exited()) and not socket.poll(LAST_WORDS_MS):  # who is gone may have said why
+            ends = "; ".join(exited.values())
+            raise EngineStartError(f"the engine could not be started: {ends}. Its last words above say why")
 
-    def __init__(self, socket: zmq.Socket[Any], processes: EngineProcesses, indexes: Sequence[int], init: EngineInit) -> None:
-        self._socket = socket
-        self._processes = processes
-        self._init = msgspec.msgpack.encode(init)
-        self._greeted: set[bytes] = set()
-        self._missing = set(indexes)
 
-    def wait(self, timeout: float) -> None:
-        """Come back when all are ready; raises as `CoreEngines.start` does."""
-        deadline = time.monotonic() + timeout
-        poller = zmq.Poller()
-        for source in (self._socket, *self._processes.pidfds):
-            poller.register(source, zmq.POLLIN)
-        while self._missing:
-            left = deadline - time.monotonic()
-            events = dict(poller.poll(int(left * 1000) + 1)) if left > 0 else {}
-            if not events:
-                raise EngineStartError(f"engine core {sorted(self._missing)} was not ready within {timeout:g} s and was ended")
-            if self._socket in events:
-                self._take()
-            elif exited := self._processes.exited():
-                while self._socket.poll(LAST_WORDS_MS):  # who is gone may have said why
-                    self._take()
-                raise EngineStartError(
-                    f"the engine could not be started: {'; '.join(exited.values())}. Its last words above say why"
-                )
+def _check_hello(frames: Sequence[bytes]) -> None:
+    try:
+        hello = MsgpackDecoder(EngineHello).decode(frames)
+    except msgspec.DecodeError:
+        raise EngineStartError("an engine core began with a message that is not HELLO") from None
+    _check_protocol(hello.engine_index, hello.protocol_version)
 
-    def _take(self) -> None:
-        """HELLO gets the configuration for an answer; READY, or a failure to start, which is raised, comes next."""
-        identity, *frames = self._socket.recv_multipart()
-        if identity in self._greeted:
-            with contextlib.suppress(msgspec.DecodeError):
-                raise _as_exception(MsgpackDecoder(EngineStartFailed).decode(frames))
-            self._missing.discard(decode_ready(frames).engine_index)
-            return
-        try:
-            hello = MsgpackDecoder(EngineHello).decode(frames)
-        except msgspec.DecodeError:
-            raise EngineStartError("an engine core began with a message that is not HELLO") from None
-        _check_protocol(hello.engine_index, hello.protocol_version)
-        self._greeted.add(identity)
-        self._socket.send_multipart([identity, self._init])
+
+def _raise_failure(frames: Sequence[bytes]) -> None:
+    """A failure to start is raised as the exception that it names, where that is one of ours; anything else passes."""
+    try:
+        failed = MsgpackDecoder(EngineStartFailed).decode(frames)
+    except msgspec.DecodeError:
+        return
+    kind = getattr(exceptions, failed.error_type, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        raise kind(failed.message)
+    raise EngineStartError(f"{failed.error_type}: {failed.message}")
 
 
 def decode_ready(frames: Sequence[bytes]) -> EngineCoreReadyResponse:
@@ -188,15 +189,6 @@ def _check_protocol(engine_index: int, version: int) -> None:
             f"engine core {engine_index} speaks version {version} of the protocol and this front end version "
             f"{PROTOCOL_VERSION}; install the same release of vllm-lite on both sides"
         )
-
-
-def _as_exception(failed: EngineStartFailed) -> Exception:
-    """The exception that it names, where that is one of ours."""
-    kind = getattr(exceptions, failed.error_type, None)
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        error: Exception = kind(failed.message)
-        return error
-    return EngineStartError(f"{failed.error_type}: {failed.message}")
 
 
 @contextlib.contextmanager

@@ -87,10 +87,11 @@ class EngineProcesses:
         if self._wake_fd is not None:
             os.eventfd_write(self._wake_fd, 1)
 
-    def close(self, timeout: float | None = None) -> None:
-        """End all engine cores, in order for `timeout` seconds, then by force. May be called more than once."""
-        if os.getpid() != self._owner:  # a fork of the process that owns them
-            return
+    def close(self, timeout: float | None = None) -> bool:
+        """End them all, in order for `timeout` seconds, then by force; False in a fork of their owner, which ends none. May be
+        called more than once."""
+        if os.getpid() != self._owner:
+            return False
         self._closing = True
         watcher = self._watcher
         if watcher is not None and watcher is not threading.current_thread():
@@ -102,6 +103,7 @@ class EngineProcesses:
             for fd in (*self._pidfds, *([] if self._wake_fd is None else [self._wake_fd])):
                 os.close(fd)
             self._pidfds, self._wake_fd = [], None
+        return True
 
     def _watch(self, on_exit: Callable[[int, str], None]) -> None:
         poller = select.poll()

@@ -18,14 +18,17 @@ from typing import Any, TypeVar
 from vllm_lite.config import VllmConfig
 from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.core_client.async_mp_client import AsyncMPClient
-from vllm_lite.frontend.core_client.client import Bag, NoteCall, Posted, SyncEngineCoreClient
-from vllm_lite.wire.messages import EngineCoreRequest
+from vllm_lite.frontend.core_client.client import Bag, NoteCall, Posted
+from vllm_lite.wire.messages import EngineCoreOutputs, EngineCoreRequest
 
 T = TypeVar("T")
 
 
-class SyncMPClient(SyncEngineCoreClient):
-    """One engine core, started here. The constructor blocks until it is ready and leaves nothing behind where it fails."""
+class SyncMPClient:
+    """One engine core, started here. The constructor blocks until it is ready and leaves nothing behind where it fails.
+
+    One thread uses it. `ready` and the errors of each call are those of EngineCoreClient.
+    """
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self._client = AsyncMPClient(vllm_config)
@@ -43,13 +46,17 @@ class SyncMPClient(SyncEngineCoreClient):
         return self._client.dead_error
 
     def get_bag(self) -> Bag:
-        """Wait for the next bag."""
+        """Wait for the next bag. Call it only while a request is in the engine."""
         bags = self._thread.bags
         item = bags.get()
         if isinstance(item, Bag):
             return item
         bags.put(item)  # it stands: there will be no bag any more
         raise EngineDeadError(str(item))
+
+    def get_output(self) -> EngineCoreOutputs:
+        """The next bag's outputs alone."""
+        return self.get_bag().outputs
 
     def add_request(self, request: EngineCoreRequest) -> Posted:
         """Send a request."""
