@@ -15,6 +15,7 @@ from vllm_lite.tracing.stations import STATIONS
     [
         ("mailroom", "MAILROOM  9 bags"),
         ("timeline", "REQUEST C  cleo"),
+        ("slowest", "SLOWEST  3 of 3 requests"),
         ("totals", "TOTALS  3 requests"),
         ("diff", "DIFF  B over A"),
         ("top", "TOP  a canned run"),

@@ -48,6 +48,11 @@ def test_one_request_by_letter_or_id(run: str, capsys: Out) -> None:
         assert titles(capsys) == ["REQUEST B bob"]
 
 
+def test_the_slowest_and_their_waterfalls(run: str, capsys: Out) -> None:
+    assert main(["trace", "show", run, "--slow", "2"]) == 0
+    assert titles(capsys) == ["SLOWEST 2 of 3 requests", "REQUEST C cleo", "REQUEST A ann"]
+
+
 def test_one_bag(run: str, capsys: Out) -> None:
     assert main(["trace", "show", run, "--bag", "4"]) == 0
     assert titles(capsys) == ["BAG 4 2 letters"]
@@ -57,6 +62,7 @@ def test_one_bag(run: str, capsys: Out) -> None:
     ("argv", "said"),
     [
         (["--bag", "77"], "--bag must be the number of a bag of this run, at most 8; got 77"),
+        (["--slow", "0"], "--slow must be an integer >= 1; got 0"),
         (["--request", "zoe"], "--request must be a letter up to C, or the id of a request of this run; got 'zoe'"),
     ],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from vllm_lite.config.checks import refuse
+from vllm_lite.config.checks import check_int, refuse
 from vllm_lite.console.bag import BagView
 from vllm_lite.console.theme import new_console, request_name
 from vllm_lite.console.timeline import Waterfall
@@ -19,6 +19,7 @@ EXAMPLES = """examples:
   vllm-lite trace show RUN                        mailroom, waterfalls, totals
   vllm-lite trace show RUN --view mailroom --all  every bag, none left out
   vllm-lite trace show RUN --request B            one request, by letter or id
+  vllm-lite trace show RUN --slow 3               the slowest, station by station
   vllm-lite trace show RUN --bag 17               one bag under the glass
 """
 
@@ -39,6 +40,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--view", choices=views.VIEWS, help="one view instead of all three")
     what.add_argument("--request", metavar="ID", help="the waterfall of one request")
+    what.add_argument("--slow", metavar="N", type=int, help="the N slowest requests, and where their time went")
     what.add_argument("--bag", metavar="N", type=int, help="one bag, in microseconds")
     parser.add_argument("--all", action="store_true", help="leave nothing out of the middle of long runs")
     parser.set_defaults(run=run, parser=parser)
@@ -46,10 +48,14 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def run(args: argparse.Namespace) -> int:
     """Show it. Raises FileNotFoundError where there is no such run, VLLMValidationError for an unknown request or bag."""
+    if args.slow is not None:
+        check_int("--slow", args.slow, 1, None)
     loaded, console = views.open_run(args.dir), new_console()
     if args.request is not None:
         number = _find(loaded, args.request)
         console.print(Waterfall(loaded.requests[number], number))
+    elif args.slow is not None:
+        views.show_slowest(console, loaded, args.slow)
     elif args.bag is not None:
         console.print(_bag(loaded, args.bag))
     else:

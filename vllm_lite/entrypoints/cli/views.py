@@ -18,6 +18,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from vllm_lite.console.mailroom import ROWS, Mailroom
+from vllm_lite.console.slowest import Slowest
 from vllm_lite.console.theme import DIM, Screen
 from vllm_lite.console.timeline import LINES, Overview, Waterfall
 from vllm_lite.console.totals import Totals
@@ -39,9 +40,19 @@ def open_run(run_dir: str) -> Run:
 def show(console: Console, run: Run, views: Iterable[str] = VIEWS, *, everything: bool = False) -> None:
     """Print these views of the whole run, a blank line before each; `everything` leaves nothing out of long ones."""
     for name in views:
-        for view in _VIEWS[name](run, everything):
-            console.print(Text())
-            console.print(view)
+        _print(console, _VIEWS[name](run, everything))
+
+
+def show_slowest(console: Console, run: Run, most: int) -> None:
+    """Print where the time of the slowest requests went, then their waterfalls."""
+    slowest = Slowest(run, most)
+    _print(console, (slowest, *(Waterfall(request, number) for number, request in slowest.shown)))
+
+
+def _print(console: Console, renderables: Iterable[RenderableType]) -> None:
+    for view in renderables:
+        console.print(Text())
+        console.print(view)
 
 
 def look_again(console: Console, run_dir: Path) -> None:

@@ -50,7 +50,7 @@ def request_visits(request: RequestJourney) -> Iterator[Visit]:
         yield "S3", wall(start), wall(post.t1)
         start = post.t1
     for stay in request.stays:
-        yield from _in_core(stay)
+        yield from stay_visits(stay)
     for abort in request.aborts:  # until the engine core heard it; an instant where it never did
         heard = [p.wall(r.t) for p, r in request.abort_receipts if not set(r.internal_ids).isdisjoint(abort.internal_ids)]
         yield ABORT, wall(abort.t), max(wall(abort.t), min(heard, default=0))
@@ -75,7 +75,8 @@ def bag_visits(bag: Bag) -> Iterator[Visit]:
     yield "S8", received, bag.process.wall(bag.sort.t_done)
 
 
-def _in_core(stay: Stay) -> Iterator[Visit]:
+def stay_visits(stay: Stay) -> Iterator[Visit]:
+    """The wire to the engine core, S4, and its spells there: queued, prefill, decode."""
     wall = stay.process.wall
     if stay.receive is not None:
         if stay.post is not None and stay.request is not None:

@@ -1,0 +1,99 @@
+"""The slowest view: the requests that took longest, where the time of each went, and what the mean of all is.
+
+Process: whichever prints. Knows: the journey model, the screen. Does not know: files, engines.
+`python -m vllm_lite.console.slowest` shows it with a canned run.
+Mirrors: nothing in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from vllm_lite.console import figures
+from vllm_lite.console.passage import request_end
+from vllm_lite.console.theme import DIM, PROCESS_STYLES, STRONG, Screen, request_name, request_style
+from vllm_lite.tracing.journey import RequestJourney, Run
+from vllm_lite.tracing.journey.times import DECODE, PREFILL, QUEUED, WIRE_IN, stay_visits
+
+WAY_IN, WAY_OUT = "way in", "way out"
+# What a request's time is divided into: the stations of each, and its process.
+PARTS = {
+    WAY_IN: ("S1-S3", "frontend"),
+    WIRE_IN: ("", "wire"),
+    "S4": ("", "engine-core"),
+    QUEUED: ("", "engine-core"),
+    PREFILL: ("S5-S7", "engine-core"),
+    DECODE: ("S5-S7", "engine-core"),
+    WAY_OUT: ("S8, S9", "frontend"),
+}
+MEAN = "mean"
+CELL = 9
+TELLING = 0.01  # of a request's time: what is less above the mean is not worth a word
+EXCESS_FROM = 104  # narrower screens leave out what is most above the mean
+
+
+class Slowest:
+    """The `most` slowest requests of a run, by the time from accept to close; `shown` are they, with their numbers."""
+
+    def __init__(self, run: Run, most: int) -> None:
+        self.parts = [time_parts(request) for request in run.requests]
+        order = sorted(range(len(run.requests)), key=lambda number: -self.parts[number].total())
+        self.shown = [(number, run.requests[number]) for number in order[:most]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines of the view."""
+        screen, count = Screen.of(console, options), len(self.parts)
+        yield screen.title("slowest", f"{len(self.shown)} of {figures.count(count, 'request')}", "where their time went, in ms")
+        if not self.shown:
+            yield screen.fit(Text("No request was traced in this run.", DIM))
+            return
+        mean = {part: sum(parts[part] for parts in self.parts) / count for part in PARTS}
+        width = max(len(MEAN), *(len(request_name(number)) for number, _ in self.shown)) + 1
+        codes, names = Text(" " * (width + CELL + 1)), Text(" " * width + "total".rjust(CELL + 1), DIM)
+        for part, (code, process) in PARTS.items():
+            codes.append(code.rjust(CELL), PROCESS_STYLES[process])
+            names.append(part.rjust(CELL), PROCESS_STYLES[process])
+        excess = screen.width >= EXCESS_FROM
+        yield screen.fit(codes)
+        yield screen.fit(names.append("  most above the mean" if excess else "", DIM))
+        for number, _ in self.shown:
+            line = Text().append(request_name(number).ljust(width), f"bold {request_style(number)}")
+            yield screen.fit(_figures(line, self.parts[number], mean if excess else None))
+        yield screen.fit(_figures(Text().append(MEAN.ljust(width), DIM), mean, None))
+
+
+def time_parts(request: RequestJourney) -> Counter[str]:
+    """Nanoseconds from accept to close by part; of several answers, those of the one that left the engine core last.
+
+    The way out is all that is left: the wire, S8 and S9, and whatever the caller made it wait for.
+    """
+    stays = sorted(request.stays, key=lambda stay: stay.process.wall(stay.process.t_last if stay.t_end is None else stay.t_end))
+    stays = stays[-1:] if request.has_samples else stays
+    post = stays[0].post if stays else request.posts[0] if request.posts else None
+    found, end = Counter({WAY_IN: post.t1 - request.accept.t if post else 0}), request_end(request)
+    for stay in stays:
+        for stop, t0, t1 in stay_visits(stay):  # the core may hear of an abort when the request is over
+            found[stop] += min(t1, end) - min(t0, end)
+    found[WAY_OUT] = end - request.process.wall(request.accept.t) - found.total()
+    return found
+
+
+def _figures(line: Text, parts: Mapping[str, float], mean: Mapping[str, float] | None) -> Text:
+    line.append(figures.ms(sum(parts.values())).rjust(CELL + 1), STRONG)
+    for part in PARTS:
+        line.append(figures.ms(parts[part]).rjust(CELL))
+    if mean is not None:
+        above, part = max((parts[part] - mean[part], part) for part in PARTS)
+        line.append(f"  {part} +{figures.span(above)}" if above > TELLING * sum(parts.values()) else "", DIM)
+    return line
+
+
+if __name__ == "__main__":
+    from vllm_lite.console.demo import canned_run
+    from vllm_lite.console.theme import new_console
+
+    new_console().print(Slowest(canned_run(), 3))
