@@ -13,7 +13,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from vllm_lite import AsyncEngineArgs, RequestOutputKind, SamplingParams, VllmConfig
-from vllm_lite.frontend.tokenizer import Tokenizer, byte_symbols
+from vllm_lite.config.tiny_model import byte_symbols
+from vllm_lite.frontend.tokenizer import Tokenizer
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.wire.messages import EngineCoreOutput, EngineCoreRequest
 

@@ -94,7 +94,7 @@ def _write_tokenizer(folder: Path) -> None:
     """A byte-level BPE without merges, whose id of a byte is the byte."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    alphabet = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    alphabet = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -112,11 +112,15 @@ def _write_tokenizer(folder: Path) -> None:
     _write_json(folder / "tokenizer_config.json", settings)
 
 
-def _byte_symbols() -> list[str]:
-    """The printable character that stands for each byte in a byte-level vocabulary (the GPT-2 alphabet)."""
+def byte_symbols() -> list[str]:
+    """The printable character that stands for each byte in byte-level vocabularies.
+
+    Source: the byte-to-unicode table of GPT-2's encoder. Printable Latin-1 characters stand for themselves; the other bytes, in
+    order, are the characters from U+0100 on.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in printable]
-    return [chr(byte) if byte in printable else chr(256 + hidden.index(byte)) for byte in range(256)]
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 def _write_json(path: Path, value: dict[str, object]) -> None:

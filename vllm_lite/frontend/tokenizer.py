@@ -17,6 +17,7 @@ from tokenizers.decoders import DecodeStream
 from tokenizers.processors import TemplateProcessing
 
 from vllm_lite.config import ModelConfig
+from vllm_lite.config.tiny_model import byte_symbols
 from vllm_lite.exceptions import UnsupportedModelError
 from vllm_lite.frontend.chat_template import ChatTemplates
 
@@ -130,17 +131,6 @@ class PieceTable(dict[int, "str | bytes"]):
             return raw.decode()
         except UnicodeDecodeError:
             return raw
-
-
-def byte_symbols() -> list[str]:
-    """The printable character that stands for each byte in byte-level vocabularies.
-
-    Source: the byte-to-unicode table of GPT-2's encoder. Printable Latin-1 characters stand for themselves; the other bytes, in
-    order, are the characters from U+0100 on.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 def _is_byte_level(decoder: Mapping[str, Any]) -> bool:
