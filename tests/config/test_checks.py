@@ -14,6 +14,7 @@ from vllm_lite.config.checks import (
     check_number,
     check_path,
     check_text,
+    check_token_ids,
     refuse,
 )
 from vllm_lite.exceptions import VLLMValidationError
@@ -46,6 +47,17 @@ def test_check_int_without_bounds() -> None:
     check_int("field", -(2**63))
     with pytest.raises(VLLMValidationError, match=r"^field must be an integer; got 1.5$"):
         check_int("field", 1.5)
+
+
+@pytest.mark.parametrize("ids", [[], [0], [319, 0], {319: 1.0}, {5}])
+def test_check_token_ids_accepts_the_vocabulary(ids: Any) -> None:
+    check_token_ids("field", ids, 320)
+
+
+@pytest.mark.parametrize(("ids", "bad"), [([0, 320], 320), ([-1, 3], -1), ({2**62: 1.0}, 2**62)])
+def test_check_token_ids_refuses_the_rest(ids: Any, bad: int) -> None:
+    with pytest.raises(VLLMValidationError, match=f"^field must be made of token ids in the vocabulary, 0 to 319; got {bad}$"):
+        check_token_ids("field", ids, 320)
 
 
 @pytest.mark.parametrize("value", [2**63, 2**70, -(2**63) - 1])
