@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -227,7 +228,8 @@ def distance(cases: list[dict[str, Any]], exact: list[dict[str, Any]]) -> float:
 def run(python: str, package: str, model: Path, dtype: str, cases: str) -> list[dict[str, Any]]:
     """One engine's answers to all cases whose name holds `cases`."""
     command = [python, str(CHILD), package, str(model), dtype, cases]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # on a busy machine several wait for each other most of the time
+    done = subprocess.run(command, env=one_thread, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{package} ended with exit code {done.returncode}:\n{done.stderr[-3000:]}")
     found: list[dict[str, Any]] = json.loads(done.stdout)
