@@ -11,7 +11,7 @@ GPU := $(shell nvidia-smi --list-gpus 2>/dev/null | grep --max-count=1 GPU)
 comma := ,
 SOAK := $(or $(TMPDIR),/tmp)/vllm-lite-soak
 
-.PHONY: demo test lint soak bench clean
+.PHONY: demo test lint soak bench phoenix clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/vllm-lite trace run --demo
@@ -38,6 +38,12 @@ bench: $(VENV)/.ready-dev
 	@$(BIN)/python benchmarks/engine.py
 	@$(BIN)/python benchmarks/startup.py
 	@$(BIN)/python benchmarks/death.py
+
+# A tracing backend that is not ours, large and therefore in an environment of its own, gets our spans: docs/how-to/phoenix.md.
+phoenix: $(VENV)/.ready-dev
+	@$(PYTHON) -m venv $(VENV)/phoenix
+	@$(VENV)/phoenix/bin/python -m pip install -qq --disable-pip-version-check arize-phoenix
+	@PHOENIX_PYTHON=$(VENV)/phoenix/bin/python $(BIN)/python -m pytest --timeout 300 tests/flow/test_phoenix.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -64,6 +64,15 @@ def test_a_notebook_shows_mailroom_and_waterfall(canned: TracedRun) -> None:
     assert "<html" not in html
 
 
+def test_in_a_notebook_it_is_shown_once(
+    canned: TracedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outside = canned._repr_html_()
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert canned._repr_html_() == outside
+    assert capsys.readouterr().out == ""
+
+
 def test_frames_are_refused_where_there_is_no_pandas(canned: TracedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(VLLMValidationError, match="frames need pandas, which is not installed"):

@@ -30,6 +30,7 @@ __all__ = ["BagRow", "RequestRow", "StepRow", "TracedRun", "load", "record"]
 
 SETTLE_S = 1.0  # how long the engine core may take to write down what it heard last
 HTML_WIDTH = 120
+HTML_STYLE = "font: 12px/1.25 monospace; white-space: pre; overflow-x: auto"  # a notebook's own would bend the columns
 
 
 @dataclass(frozen=True)
@@ -211,12 +212,19 @@ class TracedRun:
         from vllm_lite.console.timeline import Waterfall
 
         screen = Console(
-            file=io.StringIO(), record=True, width=HTML_WIDTH, force_terminal=True, color_system="truecolor", highlight=False
+            file=io.StringIO(),
+            record=True,
+            width=HTML_WIDTH,
+            force_terminal=True,
+            force_jupyter=False,  # else it would show each view itself
+            color_system="truecolor",
+            highlight=False,
         )
         screen.print(Mailroom(self.journey))
         for request in self.journey.requests[:1]:
+            screen.print()
             screen.print(Waterfall(request, 0))
-        return screen.export_html(inline_styles=True, code_format='<pre style="line-height: 1.25">{code}</pre>')
+        return screen.export_html(inline_styles=True, code_format=f'<pre style="{HTML_STYLE}">{{code}}</pre>')
 
 
 def load(run_dir: str | Path) -> TracedRun:

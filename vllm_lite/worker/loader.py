@@ -106,7 +106,7 @@ def _check_folder(folder: Path) -> None:
 def _progress_bar() -> Iterator[None]:
     """transformers' progress in one bar that leaves no trace, on a terminal only."""
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
 
         def track(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return progress.track(args[0], description="loading weights") if args else factory(*args, **kwargs)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from vllm_lite import __version__
 from vllm_lite.entrypoints.cli import (
+    tour,
     trace_attach,
     trace_check,
     trace_diff,
@@ -48,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     actions = trace.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
     for module in ACTIONS:
         module.add_parser(actions)
+    tour.add_parser(commands)
     return parser
 
 
