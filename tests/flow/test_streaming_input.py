@@ -99,7 +99,10 @@ def one_root_with_three_stays(request: RequestJourney) -> bool:
     parents = {span.span_id: span.name for span in spans}
     return (
         [span.parent_span_id for span in spans].count(None) == 1
-        and names.count("send engine_core.inputs") == len(stays) == len(request.internal_ids) * 3
+        and names.count("input_processor.process_inputs")
+        == names.count("send engine_core.inputs")
+        == len(stays)
+        == len(request.internal_ids) * 3
         and {parents[span.parent_span_id or ""] for span in stays} == {"send engine_core.inputs"}
         and all(stay.finish_reason == "length" and stay.spells[0].steps for stay in request.stays)
     )

@@ -86,7 +86,10 @@ class Assembler:
 
     def _tokenise(self, process: Process, record: rec.Tokenise) -> None:
         if request := self._request(process, record.req):
-            request.tokenise = request.tokenise or record  # later ones are of a session's later parts
+            if request.tokenise is None:
+                request.tokenise = record
+            else:
+                request.later_parts.append(record)
 
     def _post(self, process: Process, record: rec.Post) -> None:
         if request := self._request(process, record.req):

@@ -182,6 +182,7 @@ class RequestJourney:
     process: Process
     accept: rec.Accept
     tokenise: rec.Tokenise | None = None
+    later_parts: list[rec.Tokenise] = field(default_factory=list)  # of a prompt that came in parts, all but the first
     posts: list[rec.Post] = field(default_factory=list)
     stays: list[Stay] = field(default_factory=list)
     letters: Column[Letter] = field(default_factory=lambda: Column(lambda bag, place: bag.letters[place]))  # level 2 and up

@@ -44,6 +44,8 @@ def request_visits(request: RequestJourney) -> Iterator[Visit]:
         yield "S1", wall(start), wall(request.tokenise.t0)
         yield "S2", wall(request.tokenise.t0), wall(request.tokenise.t1)
         start = request.tokenise.t1
+    for part in request.later_parts:
+        yield "S2", wall(part.t0), wall(part.t1)
     for number, post in enumerate(request.posts):
         if number and not request.has_samples:  # a session's later part, which came when it came
             start = post.t0
