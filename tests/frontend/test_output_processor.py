@@ -81,7 +81,7 @@ def test_case_4_unknown_rows_are_passed_over(processor: OutputProcessor) -> None
     stamp = BagStamp()
     processor.process_outputs([row("gone", [1, 2]), row("a", ids("x"))], stamp=stamp)
     assert taken(collector).outputs[0].text == "x"
-    assert (stamp.late, stamp.letters) == ([("gone", 2)], [None, ids("x"), "p"])
+    assert (stamp.late, stamp.reqs, stamp.tokens, stamp.all_fates()) == ([("gone", 2)], [0], [1], "p")
 
 
 def test_without_a_mailbox_outputs_are_returned(processor: OutputProcessor) -> None:
@@ -144,12 +144,21 @@ def test_case_9_logprobs_are_cut_with_the_ids(processor: OutputProcessor) -> Non
     assert completion.cumulative_logprob == -2.0
 
 
+@pytest.mark.parametrize(("by_letter", "reqs"), [(True, [0, 0]), (False, [])])
+def test_a_stamp_notes_the_rows_that_did_not_fail(processor: OutputProcessor, by_letter: bool, reqs: list[int]) -> None:
+    for name in ("a", "bad", "b"):
+        add(processor, name)
+    stamp = BagStamp(by_letter=by_letter)
+    processor.process_outputs([row("a", [97, 98]), row("bad", ["x"]), row("b", [99])], stamp=stamp)  # type: ignore[list-item]
+    assert (stamp.reqs, stamp.tokens, stamp.all_fates()) == (reqs, [2, 1], "pp")
+
+
 def test_the_engines_interval_is_kept_back(tiny_tokenizer: Tokenizer) -> None:
     processor, stamp = OutputProcessor(tiny_tokenizer, stream_interval=2), BagStamp()
     collector = add(processor)
     for text in "abc":
         processor.process_outputs([row("r", ids(text))], stamp=stamp)
-    assert stamp.letters[2::3] == ["p", "k", "s"]
+    assert stamp.all_fates() == "pks"
     assert taken(collector).outputs[0].text == "abc"
 
 

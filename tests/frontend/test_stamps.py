@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frontend.helpers import FINAL_ONLY, row
+from tests.frontend.helpers import FINAL_ONLY
 from vllm_lite import PoolingParams, SamplingParams
 from vllm_lite.exceptions import EngineDeadError, QueueOverflowError, VLLMValidationError
 from vllm_lite.frontend.core_client import Posted
@@ -18,7 +18,7 @@ from vllm_lite.frontend.stamps import BagStamp, Stamps, unsampled_headers
 from vllm_lite.tracing.control_page import ControlPage
 from vllm_lite.tracing.journey import Run
 from vllm_lite.tracing.journey.load import load_run
-from vllm_lite.tracing.records import KEPT_BACK, PUT, STAPLED
+from vllm_lite.tracing.records import KEPT_BACK, STAPLED
 from vllm_lite.tracing.request_trace import RequestTrace
 from vllm_lite.tracing.run_dir import create_run_dir
 from vllm_lite.wire.messages import EngineCoreOutputs
@@ -163,7 +163,8 @@ def filled(trace: RequestTrace | None, stamp: BagStamp | None = None) -> BagStam
     """A bag of four letters; one of them comes late, one's request is not traced."""
     stamp = stamp or BagStamp()
     stamp.slices.append((1, 2, 4))
-    stamp.letters += [trace, [7], PUT, None, [7, 8], STAPLED, trace, [9], KEPT_BACK]
+    req = trace.req if trace else 0
+    stamp.reqs, stamp.tokens, stamp.odd = [req, 0, req], [1, 2, 1], {1: STAPLED, 2: KEPT_BACK}
     stamp.late.append(("gone-1", 3))
     return stamp
 
@@ -284,18 +285,13 @@ def test_a_call_that_is_not_sampled_is_not_noted(monkeypatch: pytest.MonkeyPatch
 
 
 def test_level_1_counts_what_level_2_would_have_noted_letter_by_letter() -> None:
-    """One row came late, one request failed here, one letter was stapled and one kept back; two tokens in one row."""
+    """One row came late, one letter was stapled and one kept back; two tokens in one row."""
     made = Fixture(1)
-    trace = made.stamps.accept("mine", SamplingParams(), None)
-    rows = [row("a", [1, 2]), row("b", [3]), row("c", [4]), row("gone", [5, 6]), row("bad", [7]), row("d", [8])]
-    outputs = EngineCoreOutputs(2, rows, step_trace=SAMPLED["traceparent"])
+    made.accept()
+    outputs = EngineCoreOutputs(2, step_trace=SAMPLED["traceparent"])
     stamp = made.stamps.open_bag(outputs)
     assert stamp is not None
-    assert not stamp.by_letter
-    stamp.note((trace, [3], STAPLED))
-    stamp.note((trace, [4], KEPT_BACK))
-    stamp.late.append(("gone", 2))
-    stamp.lost.append(1)
+    stamp.tokens, stamp.odd, stamp.late = [2, 1, 1, 1], {1: STAPLED, 2: KEPT_BACK}, [("gone", 2)]
     made.stamps.sort(stamp, outputs, (10, 20, 300))
     (bag,) = made.read().bags
     sort = bag.sort
@@ -307,6 +303,8 @@ def test_level_1_counts_what_level_2_would_have_noted_letter_by_letter() -> None
 @pytest.mark.parametrize(("level", "step_trace", "by_letter"), [(1, None, True), (1, "00-x", False), (2, "00-x", True)])
 def test_letters_are_noted_where_they_are_needed(level: int, step_trace: str | None, by_letter: bool) -> None:
     made = Fixture(level)
+    assert made.stamps.open_bag(EngineCoreOutputs()) is None  # nobody is traced
+    made.accept()
     stamp = made.stamps.open_bag(EngineCoreOutputs(step_trace=step_trace))
     assert stamp is not None
     assert stamp.by_letter is by_letter

@@ -30,9 +30,9 @@ class RequestOutputCollector:
     __slots__ = (
         "__weakref__",
         "_failed",
+        "_put_at",
         "_seen",
         "_stamps",
-        "_t_put",
         "_take",
         "_waiter",
         "aggregate",
@@ -57,7 +57,7 @@ class RequestOutputCollector:
         self.trace = trace
         self._stamps = stamps
         self._take = None if stamps is None or trace is None or trace.level < TOKEN_LEVEL else stamps.take
-        self._t_put = 0
+        self._put_at = [0]  # when readers could first take what lies in the slot, once the slice that put it there is sorted
         self._seen: dict[int, int] = {}  # of snapshots: how many tokens of each answer the caller has
         self._waiter: asyncio.Future[None] | None = None
 
@@ -75,8 +75,8 @@ class RequestOutputCollector:
         trace = self.trace
         if trace is not None:
             trace.puts += 1
-            if self._take is not None:
-                self._t_put = now_ns()
+            if self._stamps is not None and self._take is not None:
+                self._put_at = self._stamps.slice_end or [now_ns()]
         if self._waiter is not None:
             self._wake()
         return PUT
@@ -146,8 +146,8 @@ class RequestOutputCollector:
             take = self._take
             if take is not None:
                 t, outputs = now_ns(), output.outputs
-                one = self.aggregate and type(outputs) is list and len(outputs) == 1
-                take((trace.req, t, len(outputs[0].token_ids) if one else self._num_new(output), t - self._t_put))
+                one = self.aggregate and len(outputs) == 1
+                take((trace.req, t, len(outputs[0].token_ids) if one else self._num_new(output), t - self._put_at[0]))
             elif not self.aggregate:
                 self._num_new(output)
             if output.finished:

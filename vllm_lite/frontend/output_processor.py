@@ -144,14 +144,13 @@ class OutputProcessor:
                     _count_end(row, state, iteration_stats)
             except Exception as error:  # whatever it is, it is this request's alone
                 self._fail(state, error, processed)
-                if stamp is not None:
-                    stamp.lost.append(len(row.new_token_ids))
                 continue
-            if stamp is not None and (fate is not PUT or stamp.by_letter):  # in place, for there is one of these per token
-                stamp.reqs.append(0 if state.trace is None else state.trace.req)
+            if stamp is not None:  # no calls, for there is one of these per token
                 stamp.tokens.append(len(row.new_token_ids))
+                if stamp.by_letter:
+                    stamp.reqs.append(0 if state.trace is None else state.trace.req)
                 if fate is not PUT:
-                    stamp.odd[len(stamp.reqs) - 1] = fate
+                    stamp.odd[len(stamp.tokens) - 1] = fate
         return processed
 
     def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:

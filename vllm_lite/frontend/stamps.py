@@ -8,11 +8,9 @@ Mirrors: nothing in vLLM, whose OutputProcessor makes one span when a request ha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from vllm_lite.config.checks import INT64_MAX, INT64_MIN
 from vllm_lite.exceptions import EngineDeadError, QueueOverflowError, VLLMClientError
@@ -39,7 +37,6 @@ from vllm_lite.tracing.request_trace import RequestTrace
 from vllm_lite.tracing.sampler import Sampler
 from vllm_lite.wire.messages import EngineCoreOutputs
 
-_TOKEN_IDS = attrgetter("new_token_ids")
 TOKEN_LEVEL = 2  # from here on tokens and mailboxes are recorded one by one
 
 
@@ -52,6 +49,7 @@ class Stamps:
         self._recorder.sample_life(self._sampler.decide(None, "engine.start").sampled)
         self.phase = self._recorder.phase
         self.take = self._recorder.take  # S9: a caller took a letter; no call of our own between, for there is one per token
+        self.slice_end: list[int] | None = None  # while a slice is sorted: a place for the time when that is done
         self._model = _writable(model)
         self._closed = False
         self._level = self._recorder.level  # as it was when last looked at
@@ -125,50 +123,51 @@ class Stamps:
     # ---- bags --------------------------------------------------------------------------------------------------------------
 
     def open_bag(self, outputs: EngineCoreOutputs) -> BagStamp | None:
-        """A stamp for the bag that is about to be sorted, where tracing is on.
-
-        Letters are noted one by one where they are to be recorded, or where only they can say whether the bag is.
-        """
+        """A stamp for the bag that is about to be sorted, where it may have to be recorded."""
         level = self.level
+        if not level or (outputs.step_trace is None and not self._open):
+            return None
         columns = level >= TOKEN_LEVEL
-        return BagStamp(by_letter=columns or outputs.step_trace is None, columns=columns) if level else None
+        return BagStamp(by_letter=columns or outputs.step_trace is None, columns=columns)
+
+    def begin_slice(self) -> None:
+        """Letters are put into mailboxes from here on."""
+        self.slice_end = [now_ns()]
+
+    def end_slice(self, stamp: BagStamp, size: int) -> None:
+        """All `size` rows of a slice are sorted; their readers may have their turn."""
+        assert self.slice_end is not None
+        t0, self.slice_end[0] = self.slice_end[0], now_ns()
+        stamp.slices.append((t0, self.slice_end[0], size))
+        self.slice_end = None
 
     def sort(self, stamp: BagStamp, outputs: EngineCoreOutputs, arrival: tuple[int, int, int]) -> None:
         """S8: the bag is empty. It is written if its step is traced or one of its letters is. `arrival`: time received and
         decoded, and bytes."""
-        late, step_trace = stamp.late, outputs.step_trace
-        traces: list[RequestTrace | None] = stamp.letters[0::3]
-        if step_trace is None and not any(traces):
+        late, reqs, tokens, odd = stamp.late, stamp.reqs, stamp.tokens, stamp.odd
+        if outputs.step_trace is None and not any(reqs):
             return
         bag, self._num_bags = self._num_bags, self._num_bags + 1
-        fates = "".join(stamp.letters[2::3])
-        num_late_tokens = sum(count for _, count in late)
-        if stamp.by_letter:
-            tokens = list(map(len, stamp.letters[1::3]))
-            num_tokens = sum(tokens) + num_late_tokens
-        else:  # all but the fates noted are PUT
-            fates += PUT * (len(outputs.outputs) - len(late) - len(fates) - len(stamp.lost))
-            tokens = []
-            num_tokens = sum(map(len, map(_TOKEN_IDS, outputs.outputs))) - sum(stamp.lost)
+        fates = list(odd.values())
         self._recorder.append(
             Sort(
                 bag=bag,
                 engine_index=outputs.engine_index,
-                trace=step_trace,
+                trace=outputs.step_trace,
                 t_received=arrival[0],
                 t_decoded=arrival[1],
                 slices=stamp.slices,
                 t_done=now_ns(),
                 body_size=arrival[2],
-                num_outputs=len(fates) + len(late),
-                num_tokens=num_tokens,
-                num_put=fates.count(PUT),
+                num_outputs=len(tokens) + len(late),
+                num_tokens=sum(tokens) + sum([count for _, count in late]),
+                num_put=len(tokens) - len(odd),
                 num_stapled=fates.count(STAPLED),
                 num_kept_back=fates.count(KEPT_BACK),
                 late=late,
-                reqs=[0 if trace is None else trace.req for trace in traces] if stamp.columns else [],
+                reqs=reqs if stamp.columns else [],
                 tokens=tokens if stamp.columns else [],
-                fates=fates if stamp.columns else "",
+                fates=stamp.all_fates() if stamp.columns else "",
             )
         )
         self._recorder.flush()
@@ -261,21 +260,25 @@ class Stamps:
 class BagStamp:
     """What is noted while one bag is sorted.
 
-    `letters` are those that somebody waits for: request, ids and fate, and so on, flat, since a kept tuple for each would wake
-    the garbage collector; `note` adds one. Without `by_letter` only those whose fate is not PUT are noted; with `columns` they
-    are written one by one. `lost` are the tokens of rows whose request failed here.
+    Of each letter that somebody waits for its tokens, with `by_letter` its request's number (0: not traced), and by its place
+    its fate where that is not PUT. With `columns` they are written one by one.
     """
 
-    __slots__ = ("by_letter", "columns", "late", "letters", "lost", "note", "slices")
+    __slots__ = ("by_letter", "columns", "late", "odd", "reqs", "slices", "tokens")
 
     def __init__(self, *, by_letter: bool = True, columns: bool = True) -> None:
         self.by_letter = by_letter
         self.columns = columns
-        self.letters: list[Any] = []
-        self.note: Callable[[tuple[RequestTrace | None, list[int], str]], None] = self.letters.extend
-        self.lost: list[int] = []
+        self.reqs: list[int] = []
+        self.tokens: list[int] = []
+        self.odd: dict[int, str] = {}
         self.late: list[tuple[str, int]] = []  # letters that nobody waits for any more: internal id and tokens
         self.slices: list[tuple[int, int, int]] = []
+
+    def all_fates(self) -> str:
+        """Of the letters that somebody waits for, in order."""
+        fates = PUT * len(self.tokens)
+        return "".join(map(self.odd.get, range(len(fates)), fates)) if self.odd else fates
 
 
 def unsampled_headers(trace_headers: Mapping[str, str] | None) -> dict[str, str] | None:

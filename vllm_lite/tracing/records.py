@@ -123,7 +123,7 @@ class Takes(Record, tag=5):
     reqs: list[int]
     ts: list[int]
     tokens: list[int]
-    waits: list[int]  # ns the letter lay in the slot
+    waits: list[int]  # ns the letter lay in the slot since its slice was sorted
 
 
 class Abort(Record, tag=6):

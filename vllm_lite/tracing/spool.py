@@ -78,25 +78,23 @@ class SpoolWriter:
         try:
             if self._fd is None:
                 self._open()
-            body, lost = self._encode(records)
-            self._put(frame(body))
-            if lost:
-                self._put_dropped(lost, "a value that cannot be written")
+            try:
+                body = self._encoder.encode(records)
+            except Exception:
+                body = self._encode_what_can_be(records)
+            self._put(body)
             if self._size > self._segment_bytes:
                 self._next_segment()
         except OSError as error:
             self.failed = True
             logger.warning("tracing of this thread stops: cannot write to %s: %s", self._run_dir, error)
 
-    def _encode(self, records: Sequence[Record]) -> tuple[bytes, int]:
-        """The records' bytes, and how many are left out: with a lone surrogate or an integer beyond 64 bits, say."""
-        try:
-            return self._encoder.encode(records), 0
-        except Exception:
-            kept = [record for record in records if self._encodes(record)]
-            lost = len(records) - len(kept)
-            logger.warning("tracing drops %d records that hold a value which cannot be written", lost)
-            return self._encoder.encode(kept), lost
+    def _encode_what_can_be(self, records: Sequence[Record]) -> bytes:
+        """All but those with a lone surrogate or an integer beyond 64 bits, say."""
+        kept = [record for record in records if self._encodes(record)]
+        lost = len(records) - len(kept)
+        logger.warning("tracing drops %d records that hold a value which cannot be written", lost)
+        return self._encoder.encode([*kept, Dropped(lost, "a value that cannot be written")])
 
     def _encodes(self, record: Record) -> bool:
         try:
@@ -122,10 +120,11 @@ class SpoolWriter:
             except FileExistsError:  # a process of the same number ran here before
                 self._segment += 1
         self._size = 0
-        self._put(frame(self._encoder.encode(self._header)))
+        self._put(self._encoder.encode(self._header))
 
-    def _put(self, data: bytes) -> None:
+    def _put(self, body: bytes) -> None:
         assert self._fd is not None
+        data = frame(body)
         written = os.write(self._fd, data)
         while written < len(data):
             written += os.write(self._fd, data[written:])
@@ -140,10 +139,7 @@ class SpoolWriter:
         removed = trim(self._run_dir, self._run_bytes)
         if removed:
             reason = f"the run grew beyond {self._run_bytes} bytes; its oldest segments went: {', '.join(removed)}"
-            self._put_dropped(len(removed), reason)
-
-    def _put_dropped(self, count: int, reason: str) -> None:
-        self._put(frame(self._encoder.encode([Dropped(count, reason)])))
+            self._put(self._encoder.encode([Dropped(len(removed), reason)]))
 
 
 def frame(body: bytes) -> bytes:
