@@ -124,6 +124,27 @@ def test_case_16_an_abort_right_behind_its_add_is_not_lost() -> None:
         core.stop()
 
 
+def test_case_16_an_abort_may_overtake_a_sessions_next_part() -> None:
+    with CoreProcess(toy_config(toy_step_time=0.02)) as core:
+        core.start()
+        core.add("busy", PROMPT, SamplingParams(max_tokens=60))
+        core.bag()
+        for name in ("s0", "s1"):
+            core.add(name, PROMPT, SamplingParams(max_tokens=2), resumable=True)
+        answers = core.answers("s0", "s1")
+        assert [reason for _, reason, _ in answers.values()] == ["length"] * 2
+        for name in ("s0", "s1"):
+            core.add(name, [7], SamplingParams(max_tokens=3), resumable=True, continues=True)
+        core.send(EngineCoreRequestType.ABORT, EngineCoreAbort(["s0"]))
+        told = [*PROMPT, answers["s1"][0][0], 7]
+        assert core.answers("s1", "busy")["s1"][0] == expected_tokens(told, 3)
+        core.send(EngineCoreRequestType.ABORT, EngineCoreAbort(["s1"]))
+        core.add("s1", [7], resumable=True, continues=True)  # its session is gone
+        core.add("a", PROMPT)
+        assert core.answers("a")["a"][1] == "length"
+        assert "s0" not in core.stop()
+
+
 GARBAGE: list[list[bytes]] = [
     [b""],
     [b"\x00"],

@@ -198,10 +198,12 @@ class EngineCoreProc(EngineCore):
         self._send_end(rejected.client_index, rejected.request_id, FinishReason.ERROR, rejected.error)
 
     def _add(self, request: Request) -> None:
-        if self._shutdown_requested:
+        ended = request.continues and request.request_id not in self.scheduler.requests  # its session, by an ABORT sent later
+        if ended or self._shutdown_requested:
             if request.trace is not None:
-                self.step_tracer.leave(request.trace, request.request_id, "shutdown", "waiting")
-            self.tell_aborted([request])
+                self.step_tracer.leave(request.trace, request.request_id, "api" if ended else "shutdown", "waiting")
+            if not ended:
+                self.tell_aborted([request])
             return
         try:
             self.add_request(request)
