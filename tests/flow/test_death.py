@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 from pathlib import Path
 
@@ -76,14 +75,6 @@ def check_spools(run: Run, received: dict[str, int]) -> None:
 def process_named(module: str) -> psutil.Process:
     (found,) = (process for process in engine_processes() if module in process.cmdline())
     return found
-
-
-@pytest.mark.parametrize("moment", range(20))
-async def test_the_core_is_killed(make_engine: MakeEngine, tmp_path: Path, moment: int) -> None:
-    engine = make_engine(trace_level=2, trace_dir=str(tmp_path / "run"))
-    killer = Killer(process_named("vllm_lite.engine_core.proc"), after=random.Random(moment).randrange(1, 600))
-    received = await die(engine, killer)
-    check_spools(load_run(tmp_path / "run"), received)
 
 
 @pytest.mark.parametrize(
