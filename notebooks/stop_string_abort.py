@@ -196,9 +196,10 @@ assert delivered == row.output_tokens
 slow
 
 # %% [markdown]
-# The letters that came late were made, sent and opened for nothing. That is the price of finding stop strings where the text
-# is. It is small while the front end keeps up (a token or two), and grows with every millisecond that something blocks the
-# event loop.
+# While the front end stands still the bags lie on the wire (grey). Then the clerk opens them one after another: the letters up
+# to the stop string are stapled together (*+1*, *+2*), all after it are late. They were made, sent and opened for nothing. That
+# is the price of finding stop strings where the text is. It is small while the front end keeps up (a token or two), and grows
+# with every millisecond that something blocks the event loop.
 #
 # ## Exercises
 #

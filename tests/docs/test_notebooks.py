@@ -45,10 +45,10 @@ def tidied(notebook: Any) -> Any:
     notebook.metadata = {"kernelspec": notebook.metadata.kernelspec, "language_info": {"name": "python"}}
     for number, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{number}", {}
-        if cell.cell_type == "code":
-            cell.execution_count = None
+        for counted in (cell, *cell.get("outputs", ())):
+            if counted.get("execution_count"):
+                counted.execution_count -= 1  # the cell before the first is gone
         for output in cell.get("outputs", ()):
-            output.pop("execution_count", None) if output.output_type == "stream" else output.update(execution_count=None)
             if "text/html" in output.get("data", {}):
                 del output.data["text/plain"]
     return notebook
