@@ -40,7 +40,7 @@ def scripted(*bags: Sequence[EngineCoreOutput], error: Exception = DEAD) -> Fake
 
 def add(processor: OutputProcessor, request_id: str, **params: Any) -> RequestOutputCollector:
     collector = RequestOutputCollector(RequestOutputKind.DELTA, request_id)
-    processor.add_request(request(request_id, **params), None, queue=collector)
+    processor.add_request(request(request_id, **params), None, collector)
     return collector
 
 
@@ -176,7 +176,7 @@ async def test_a_bag_is_stamped(processor: OutputProcessor) -> None:
     assert trace is not None
     made = request("a", stop=["STOP"])
     collector = RequestOutputCollector(RequestOutputKind.DELTA, "a", trace, stamps)
-    processor.add_request(made, None, queue=collector)
+    processor.add_request(made, None, collector)
     stamps.post(trace, "a", t0=1, span_id="0" * 15 + "1", sample=0, posted=Posted(0, 1))
     step_trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     client = FakeClient()

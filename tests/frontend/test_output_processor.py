@@ -37,7 +37,7 @@ def add(processor: OutputProcessor, request_id: str = "r", **params: Any) -> Req
 
 def register(processor: OutputProcessor, made: EngineCoreRequest) -> RequestOutputCollector:
     collector = RequestOutputCollector(made.params.output_kind, made.request_id)
-    processor.add_request(made, "prompt", queue=collector)
+    processor.add_request(made, "prompt", collector)
     return collector
 
 
@@ -49,7 +49,7 @@ def add_parent(processor: OutputProcessor, n: int = 2, **params: Any) -> tuple[R
         child_id, child_params = parent.get_child_info(index)
         child = request(child_id)
         child.sampling_params, child.external_req_id = child_params, "ext-p"
-        processor.add_request(child, "prompt", parent, index, collector)
+        processor.add_request(child, "prompt", collector, parent, index)
         children.append(child_id)
     return collector, children
 
@@ -71,7 +71,7 @@ def is_empty(processor: OutputProcessor) -> bool:
 def test_rows_go_to_their_mailboxes(processor: OutputProcessor) -> None:
     first, second = add(processor, "a"), add(processor, "b")
     processed = processor.process_outputs([row("a", ids("x")), row("b", ids("y"), finish_reason=LENGTH)])
-    assert (processed.request_outputs, processed.reqs_to_abort) == ([], [])
+    assert processed.reqs_to_abort == []
     assert (taken(first).outputs[0].text, taken(second).outputs[0].text) == ("x", "y")
     assert list(processor.request_states) == ["a"]
 
@@ -82,13 +82,6 @@ def test_case_4_unknown_rows_are_passed_over(processor: OutputProcessor) -> None
     processor.process_outputs([row("gone", [1, 2]), row("a", ids("x"))], stamp=stamp)
     assert taken(collector).outputs[0].text == "x"
     assert (stamp.late, stamp.reqs, stamp.tokens, stamp.all_fates()) == ([("gone", 2)], [0], [1], "p")
-
-
-def test_without_a_mailbox_outputs_are_returned(processor: OutputProcessor) -> None:
-    processor.add_request(request("a"), None)
-    (output,) = processor.process_outputs([row("a", ids("x"), finish_reason=LENGTH)]).request_outputs
-    assert output.outputs[0].text == "x"
-    assert is_empty(processor)
 
 
 def test_a_stop_string_ends_the_request_here_and_asks_for_an_abort(tmp_path: Path) -> None:
@@ -179,7 +172,7 @@ def test_a_traced_request_is_told_its_figures(processor: OutputProcessor) -> Non
     traces = [RequestTrace(req, "t", "s", level=1) for req in (1, 2)]
     for name, trace in zip("ab", traces, strict=True):
         collector = RequestOutputCollector(DELTA, name, trace, None)
-        processor.add_request(request(name, stop=["STOP"], stream_interval=2), None, queue=collector)
+        processor.add_request(request(name, stop=["STOP"], stream_interval=2), None, collector)
     processor.process_outputs([row(name, ids("x"), prefill_stats=PrefillStats(3, 2)) for name in "ab"])
     assert [trace.t_first_token is not None for trace in traces] == [True, True]
     processor.process_outputs([row("a", ids("y"))])

@@ -8,6 +8,7 @@ import pytest
 
 from tests.frontend.helpers import CUMULATIVE, DELTA, FINAL_ONLY, ids, request, texts, token_ids
 from vllm_lite import RequestOutputKind
+from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.request_state import RequestState
 from vllm_lite.frontend.tokenizer import Tokenizer
 from vllm_lite.outputs import RequestOutput
@@ -18,7 +19,8 @@ def stream(
     tokenizer: Tokenizer, text: str, kind: RequestOutputKind, *, engine_interval: int = 1, **params: Any
 ) -> list[RequestOutput]:
     """All outputs of an answer that comes byte by byte and ends by length."""
-    state = RequestState(tokenizer, request(output_kind=kind, **params), "prompt", stream_interval=engine_interval)
+    queue = RequestOutputCollector(kind, "r")
+    state = RequestState(tokenizer, request(output_kind=kind, **params), "prompt", queue, stream_interval=engine_interval)
     outputs = []
     for i, token in enumerate(ids(text)):
         reason = FinishReason.LENGTH if i == len(text.encode()) - 1 else None
@@ -81,7 +83,7 @@ def test_text_and_ids_agree_at_the_end(tiny_tokenizer: Tokenizer, kind: RequestO
 
 
 def test_stop_reason_and_cached_tokens(tiny_tokenizer: Tokenizer) -> None:
-    state = RequestState(tiny_tokenizer, request(), None)
+    state = RequestState(tiny_tokenizer, request(), None, RequestOutputCollector(DELTA, "r"))
     state.num_cached_tokens = 2
     output = state.make_request_output([7], FinishReason.STOP, 7)
     assert output is not None

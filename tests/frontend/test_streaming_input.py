@@ -57,7 +57,7 @@ def make(tiny_model_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPa
     made: list[AsyncLLM] = []
 
     def build(**options: Any) -> AsyncLLM:
-        monkeypatch.setattr(async_llm, "make_async_mp_client", lambda _: client)
+        monkeypatch.setattr(async_llm, "make_async_mp_client", lambda *_: client)
         made.append(AsyncLLM.from_engine_args(toy_args(tiny_model_path, **options)))
         return made[-1]
 

@@ -36,16 +36,6 @@ class RequestStatus(enum.IntEnum):
     FINISHED_ABORTED = enum.auto()
     FINISHED_ERROR = enum.auto()
 
-    @staticmethod
-    def is_finished(status: RequestStatus) -> bool:
-        """True for the ends."""
-        return status > RequestStatus.PREEMPTED
-
-    @staticmethod
-    def get_finished_reason(status: RequestStatus) -> FinishReason | None:
-        """What the caller is told, None where there is nothing to tell yet."""
-        return _FINISH_REASONS.get(status)
-
 
 _FINISH_REASONS = {
     RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
@@ -230,11 +220,11 @@ class Request:
 
     def is_finished(self) -> bool:
         """True after its end, whichever it was."""
-        return RequestStatus.is_finished(self.status)
+        return self.status > RequestStatus.PREEMPTED
 
     def get_finished_reason(self) -> FinishReason | None:
         """What the caller is told, None while it runs."""
-        return RequestStatus.get_finished_reason(self.status)
+        return _FINISH_REASONS.get(self.status)
 
 
 def _needs_whole_prompt(sampling_params: SamplingParams | None, pooling_params: PoolingParams | None) -> bool:

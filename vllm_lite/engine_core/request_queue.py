@@ -1,4 +1,4 @@
-"""The waiting room, first come first served or by priority.
+"""The waiting room: requests to be scheduled for the first time, or again after preemption.
 
 Process: engine core. Knows: the order of requests. Does not know: blocks or budgets.
 Mirrors: vllm/v1/core/sched/request_queue.py
@@ -7,67 +7,36 @@ Mirrors: vllm/v1/core/sched/request_queue.py
 from __future__ import annotations
 
 import heapq
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Container, Iterator
 
 from vllm_lite.engine_core.request import Request
 
 
-class RequestQueue(ABC):
-    """Requests that wait to be scheduled, for the first time or again after preemption."""
-
-    @abstractmethod
-    def add_request(self, request: Request) -> None:
-        """Take in a new request."""
-
-    @abstractmethod
-    def prepend_request(self, request: Request) -> None:
-        """Take back a preempted request, before those that came after it."""
-
-    @abstractmethod
-    def peek_request(self) -> Request:
-        """The next request. Raises IndexError where none waits."""
-
-    @abstractmethod
-    def pop_request(self) -> Request:
-        """The next request, taken out. Raises IndexError where none waits."""
-
-    @abstractmethod
-    def remove_requests(self, request_ids: Container[str]) -> None:
-        """Take out those of `request_ids` that are here."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def __iter__(self) -> Iterator[Request]: ...
-
-
-class FCFSRequestQueue(RequestQueue):
+class FCFSRequestQueue:
     """First come, first served."""
 
     def __init__(self) -> None:
         self._requests: deque[Request] = deque()
 
     def add_request(self, request: Request) -> None:
-        """Put it last."""
+        """Take in a new request."""
         self._requests.append(request)
 
     def prepend_request(self, request: Request) -> None:
-        """Put it first."""
+        """Take back a preempted request, before those that came after it."""
         self._requests.appendleft(request)
 
     def peek_request(self) -> Request:
-        """The first."""
+        """The next request. Raises IndexError where none waits."""
         return self._requests[0]
 
     def pop_request(self) -> Request:
-        """The first, taken out."""
+        """The next request, taken out. Raises IndexError where none waits."""
         return self._requests.popleft()
 
     def remove_requests(self, request_ids: Container[str]) -> None:
-        """One pass, whatever their number."""
+        """Take out those of `request_ids` that are here, in one pass, whatever their number."""
         self._requests = deque(r for r in self._requests if r.request_id not in request_ids)
 
     def __len__(self) -> int:
@@ -77,8 +46,8 @@ class FCFSRequestQueue(RequestQueue):
         return iter(self._requests)
 
 
-class PriorityRequestQueue(RequestQueue):
-    """Smaller priority first, then earlier arrival; a preempted request finds its old place by its arrival time."""
+class PriorityRequestQueue:
+    """The same, smaller priority first, then earlier arrival; a preempted request finds its old place by its arrival time."""
 
     def __init__(self) -> None:
         self._heap: list[Request] = []
@@ -87,9 +56,7 @@ class PriorityRequestQueue(RequestQueue):
         """Put it where its priority and arrival say."""
         heapq.heappush(self._heap, request)
 
-    def prepend_request(self, request: Request) -> None:
-        """The same: its arrival time is older than that of newcomers."""
-        heapq.heappush(self._heap, request)
+    prepend_request = add_request
 
     def peek_request(self) -> Request:
         """The most urgent."""
@@ -109,6 +76,9 @@ class PriorityRequestQueue(RequestQueue):
 
     def __iter__(self) -> Iterator[Request]:
         return iter(sorted(self._heap))
+
+
+RequestQueue = FCFSRequestQueue | PriorityRequestQueue
 
 
 def create_request_queue(policy: str) -> RequestQueue:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.engine_core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -406,27 +407,17 @@ class Scheduler:
         return bags
 
 
+@dataclass(slots=True)
 class _StepPlan:
     """One step in the making."""
 
-    __slots__ = (
-        "admitted",
-        "new_block_ids",
-        "num_scheduled_tokens",
-        "preempted_any",
-        "prefill_limit",
-        "running",
-        "token_budget",
-    )
-
-    def __init__(self, token_budget: int, prefill_limit: int) -> None:
-        self.token_budget = token_budget
-        self.prefill_limit = prefill_limit
-        self.running: list[Request] = []
-        self.admitted: list[Request] = []
-        self.num_scheduled_tokens: dict[str, int] = {}
-        self.new_block_ids: dict[str, list[list[int]]] = {}
-        self.preempted_any = False
+    token_budget: int
+    prefill_limit: int
+    running: list[Request] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
+    num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
+    new_block_ids: dict[str, list[list[int]]] = field(default_factory=dict)
+    preempted_any: bool = False
 
 
 def check_stop(request: Request, max_model_len: int) -> bool:

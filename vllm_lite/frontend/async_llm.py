@@ -374,7 +374,7 @@ class AsyncLLM(EngineControl):
         registered: list[str] = []
         try:
             for index, child in enumerate(children):
-                self.output_processor.add_request(child, prompt_text, parent, index, collector)
+                self.output_processor.add_request(child, prompt_text, collector, parent, index)
                 registered.append(child.request_id)
             for index, child in enumerate(children):
                 await self._post(child, index, trace)

@@ -109,7 +109,7 @@ class LLMEngine:
         registered: list[str] = []
         try:
             for index, child in enumerate(children):
-                self.output_processor.add_request(child, prompt, parent, index, mailbox)
+                self.output_processor.add_request(child, prompt, mailbox, parent, index)
                 registered.append(child.request_id)
             for index, child in enumerate(children):
                 self._post(child, index, trace)

@@ -32,9 +32,8 @@ __all__ = ["OutputProcessor", "OutputProcessorOutput", "RequestOutputCollector",
 
 @dataclass(slots=True)
 class OutputProcessorOutput:
-    """`request_outputs` of requests without a mailbox; `reqs_to_abort`: ended by a stop string, which the core cannot see."""
+    """`reqs_to_abort`: ended by a stop string, or by a failure here, neither of which the engine core can see."""
 
-    request_outputs: list[RequestOutput | PoolingRequestOutput] = field(default_factory=list)
     reqs_to_abort: list[str] = field(default_factory=list)
 
 
@@ -66,9 +65,9 @@ class OutputProcessor:
         self,
         request: EngineCoreRequest,
         prompt: str | None,
+        queue: RequestOutputCollector,
         parent_req: ParentRequest | None = None,
         request_index: int = 0,
-        queue: RequestOutputCollector | None = None,
     ) -> None:
         """Register `request`, before it is sent. Raises VLLMValidationError where its internal id is in use."""
         request_id = request.request_id
@@ -78,9 +77,9 @@ class OutputProcessor:
             self.tokenizer,
             request,
             prompt,
+            queue,
             parent_req=parent_req,
             request_index=request_index,
-            queue=queue,
             stream_interval=self.stream_interval,
             log_stats=self.log_stats,
         )
@@ -100,7 +99,7 @@ class OutputProcessor:
     def end_input(self, request_id: str, error: Exception | None = None) -> bool:
         """No more parts come to a session, or none can be had and its caller gets `error`. False where it had ended before."""
         state = self.request_states.get(request_id)
-        if state is None or state.queue is None or state.session is None:
+        if state is None or state.session is None:
             return False
         state.session.feeder = None  # whoever says this ends by itself
         if error is None:
@@ -164,7 +163,7 @@ class OutputProcessor:
             for internal_id in self._resolve(request_id, internal):
                 state = self.request_states[internal_id]
                 output = _aborted(state)
-                if output is not None and state.queue is not None:
+                if output is not None:
                     state.queue.put(output)
                 self._forget(state, FinishReason.ABORT, None)
                 aborted.append(internal_id)
@@ -173,8 +172,7 @@ class OutputProcessor:
     def propagate_error(self, error: Exception) -> None:
         """The engine is gone: every caller gets `error` (of its own: each raising adds to the traceback), nothing is kept."""
         for state in self.request_states.values():
-            if state.queue is not None:
-                state.queue.put(EngineDeadError(str(error)) if isinstance(error, EngineDeadError) else error)
+            state.queue.put(EngineDeadError(str(error)) if isinstance(error, EngineDeadError) else error)
             if state.trace is not None:
                 _note_end(state.trace, state, None, None)
             if state.session is not None:
@@ -189,7 +187,7 @@ class OutputProcessor:
         if state.is_prefilling:
             self._end_prefill(state, row)
         if state.pooling:
-            return self._sort_vector(row, state, processed)
+            return self._sort_vector(row, state)
         new_token_ids, finish_reason, stop_reason = row.new_token_ids, row.finish_reason, row.stop_reason
         stop_string = state.detokenizer.update(new_token_ids, finish_reason is FinishReason.STOP)
         if stop_string is not None:
@@ -203,32 +201,24 @@ class OutputProcessor:
         if output is None:
             if state.trace is not None:
                 state.trace.kept_back += 1
-        elif state.queue is not None:
-            fate = state.queue.put(output)
         else:
-            processed.request_outputs.append(output)
+            fate = state.queue.put(output)
         if finish_reason is not None:
             self._end_answer(state, finish_reason, stop_reason)
             if row.finish_reason is None:
                 processed.reqs_to_abort.append(state.request_id)
         return fate
 
-    def _sort_vector(self, row: EngineCoreOutput, state: RequestState, processed: OutputProcessorOutput) -> str:
+    def _sort_vector(self, row: EngineCoreOutput, state: RequestState) -> str:
         if row.finish_reason is FinishReason.ERROR:  # a vector has no place for the reason why there is none
             raise EngineGenerateError(f"request {state.external_req_id!r} failed: {row.error}")
-        output, fate = state.make_pooling_output(row.pooling_output), KEPT_BACK
-        if state.queue is not None:
-            fate = state.queue.put(output)
-        else:
-            processed.request_outputs.append(output)
+        fate = state.queue.put(state.make_pooling_output(row.pooling_output))
         self._forget(state, row.finish_reason, None)
         return fate
 
     def _fail(self, state: RequestState, error: Exception, processed: OutputProcessorOutput) -> None:
         """The front end cannot go on with this request: its caller gets the error, the engine core gives it up."""
         logger.error("request %s failed", state.request_id, exc_info=error)
-        if state.queue is None:
-            raise error
         state.queue.put(error)
         if self.request_states.get(state.request_id) is state:
             self._forget(state, None, None)

@@ -55,7 +55,7 @@ class InputSession:
 class RequestState:
     """One request of the engine core: one answer, of perhaps several (`parent_req`, `request_index`) that a caller asked for.
 
-    `queue` is None where the caller polls, `stats` where nothing is counted.
+    `stats` is None where nothing is counted.
     `stream_interval`: an output for the first token, then for every so many.
     `session` is there where the prompt comes in parts: texts and ids go on over all of them, figures are those of a part.
     """
@@ -91,10 +91,10 @@ class RequestState:
         tokenizer: Tokenizer | None,
         request: EngineCoreRequest,
         prompt: str | None,
+        queue: RequestOutputCollector,
         *,
         parent_req: ParentRequest | None = None,
         request_index: int = 0,
-        queue: RequestOutputCollector | None = None,
         stream_interval: int = 1,
         log_stats: bool = False,
     ) -> None:
@@ -109,7 +109,7 @@ class RequestState:
         self.num_new_prompt_tokens = len(self.prompt_token_ids)  # less than all in a session's later parts
         self.session = InputSession() if request.resumable else None
         self.queue = queue
-        self.trace = None if queue is None else queue.trace
+        self.trace = queue.trace
         self.stream_interval = max(stream_interval, (params and params.stream_interval) or 1)
         self.detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
         wants_logprobs = params is not None and (params.logprobs is not None or params.prompt_logprobs is not None)

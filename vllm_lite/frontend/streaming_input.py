@@ -79,7 +79,7 @@ class InputFeeder:
         that."""
         self._make, self._post, self._stamps = make, post, stamps
         collector = RequestOutputCollector(self._params.output_kind, self.request_id, trace, stamps)
-        self._processor.add_request(self._opening, None, queue=collector)
+        self._processor.add_request(self._opening, None, collector)
         session = self._processor.request_states[self.request_id].session
         assert session is not None
         self._session = session
