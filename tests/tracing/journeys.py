@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from opentelemetry import trace
 
 from vllm_lite import AsyncEngineArgs, AsyncLLM, PoolingParams, RequestOutputKind, SamplingParams
 from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, QueueOverflowError, VLLMValidationError
+from vllm_lite.frontend.protocol import StreamingInput
 from vllm_lite.tracing.journey import RequestJourney, Run, load_run
 from vllm_lite.tracing.spans import Span, run_spans
 
@@ -81,11 +82,16 @@ class Journeys:
         await self.ask("stopped", "stop soon", params(200, stop=[chr(c) for c in range(ord("a"), ord("z") + 1)]))
         await self.ask("unsampled", "nobody looks", params(3), UNSAMPLED)
         await self.ask("slow", "read slowly", params(30), slow=0.01)
+        await self.ask("in parts", self.parts(), params(4))
         await self.refused()
         await self.given_up()
         await self.preempted()
         async for _ in self.engine.encode("a vector", PoolingParams(), "vector"):
             pass
+
+    async def parts(self) -> AsyncGenerator[StreamingInput, None]:
+        for part in ("tell me", "and now this"):
+            yield StreamingInput(part)
 
     async def refused(self) -> None:
         with contextlib.suppress(VLLMValidationError):

@@ -315,6 +315,17 @@ def test_gap_22_each_token_is_an_event(told: Recorded) -> None:
         assert [event.t for event in events] == sorted(event.t for event in events)
 
 
+def test_gap_24_a_session_of_two_parts_is_one_request(told: Recorded) -> None:
+    root = told.root("in parts")
+    assert (root.attributes["vllm_lite.outcome"], root.error) == ("finished", None)
+    assert root.attributes["gen_ai.usage.output_tokens"] == told.tokens["in parts"] == 8
+    stays = told.below("in parts", "process engine_core.inputs")
+    assert {told.by_id[told.by_id[stay.parent_span_id or ""].parent_span_id or ""] is root for stay in stays} == {True}
+    first, second = sorted(stays, key=lambda stay: stay.start)
+    assert first.end <= second.start
+    assert [span.attributes["gen_ai.response.finish_reasons"] for span in (first, second)] == [["length"]] * 2
+
+
 def test_gap_25_nobody_elses_span_is_a_parent(balanced: Recorded) -> None:
     assert {balanced.root(name).parent_span_id for name in balanced.tokens} == {None}
     assert "1".rjust(32, "0") not in {span.trace_id for span in balanced.spans}
@@ -377,7 +388,7 @@ def test_every_request_that_entered_is_one_closed_span(told: Recorded, died: Rec
         assert set(names) == set(recorded.tokens) - {"unsampled"} | ({"vector"} if recorded is told else set())
         assert all(request.num_closes == 1 for request in recorded.run.requests)
     assert Counter(r.close.outcome for r in told.run.requests if r.close) == {
-        "finished": 11,
+        "finished": 12,
         "aborted": 7,
         "invalid": 1,
         "rejected": 1,
