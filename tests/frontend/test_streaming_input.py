@@ -394,9 +394,26 @@ async def test_a_send_that_fails(llm: AsyncLLM, client: FakeClient, talker: Talk
     client.send_error = TypeError("cannot be encoded")
     task = listen(llm, talker)
     talker.say("x")
-    with pytest.raises(TypeError, match="cannot be encoded"):
+    with pytest.raises(EngineGenerateError, match="request 'mine' failed: cannot be encoded"):
         await task
     await until(lambda: talker.closed and client.aborts)
+
+
+async def test_who_is_slow_to_clean_up_hears_of_the_end_before(llm: AsyncLLM, client: FakeClient) -> None:
+    let_go, closed = asyncio.Event(), []
+
+    async def slow() -> Parts:
+        try:
+            yield StreamingInput("")
+        finally:
+            await let_go.wait()
+            closed.append(True)
+
+    with pytest.raises(VLLMValidationError, match="at least one token"):
+        await collect(llm.generate(slow(), params(), "mine"))
+    assert (len(client.aborts), closed) == (1, [])
+    let_go.set()
+    await until(lambda: closed)
 
 
 async def test_a_generator_that_goes_on_when_cancelled_is_not_heard(llm: AsyncLLM, client: FakeClient) -> None:

@@ -96,8 +96,9 @@ class OutputProcessor:
         state.begin_part(self.tokenizer, request, prompt)
         self._num_queued_tokens += state.num_new_prompt_tokens
 
-    def end_input(self, request_id: str, error: Exception | None = None) -> bool:
-        """No more parts come to a session, or none can be had and its caller gets `error`. False where it had ended before."""
+    def end_input(self, request_id: str, error: Exception | None = None, *, from_caller: bool = False) -> bool:
+        """No more parts come to a session; its caller gets `error`, where that is why, `from_caller` unchanged. False where the
+        session had ended before."""
         state = self.request_states.get(request_id)
         if state is None or state.session is None:
             return False
@@ -107,7 +108,7 @@ class OutputProcessor:
             state.queue.finish()
         else:
             self._forget(state, None, None)
-            state.queue.input_error = error
+            state.queue.input_error = error if from_caller else None
             state.queue.put(error)
         return True
 

@@ -87,25 +87,27 @@ class InputFeeder:
         return collector
 
     async def run(self, parts: AsyncGenerator[StreamingInput, None]) -> None:
-        """The task's body. Cancelled when the session ends from elsewhere or with an answer; however it ends, the generator is
-        closed and the engine core forgets the session."""
-        session, request_id, stamps = self._session, self.request_id, None
-        try:
-            async with contextlib.aclosing(parts):
+        """The task's body. Cancelled when the session ends from elsewhere or with an answer; however it ends, the engine core
+        forgets the session and the generator is closed."""
+        session, request_id, stamps, asking = self._session, self.request_id, None, True
+        async with contextlib.aclosing(parts):
+            try:
                 async for part in parts:
+                    asking = False
                     await session.idle.wait()
                     await self._send(part)
-            session.exhausted = True
-            await session.idle.wait()
-            self._processor.end_input(request_id)
-        except BaseException as error:
-            reason = error if isinstance(error, Exception) else EngineGenerateError("the prompt's next part was cancelled")
-            if self._processor.end_input(request_id, reason):
-                stamps = self._stamps  # this end is an abort
-            if reason is not error:
-                raise
-        finally:
-            await send_abort(self._engine_core, [request_id], "api", stamps)
+                    asking = True
+                session.exhausted = True
+                await session.idle.wait()
+                self._processor.end_input(request_id)
+            except BaseException as error:
+                reason = error if isinstance(error, Exception) else EngineGenerateError("the prompt's next part was cancelled")
+                if self._processor.end_input(request_id, reason, from_caller=asking):
+                    stamps = self._stamps  # this end is an abort
+                if reason is not error:
+                    raise
+            finally:
+                await send_abort(self._engine_core, [request_id], "api", stamps)
 
     async def _send(self, part: StreamingInput) -> None:
         if not isinstance(part, StreamingInput):
