@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import io
 import os
 import tempfile
 import time
@@ -29,7 +28,6 @@ from vllm_lite.tracing.spans.stay import queue_time_ns
 __all__ = ["BagRow", "RequestRow", "StepRow", "TracedRun", "load", "record"]
 
 SETTLE_S = 1.0  # how long the engine core may take to write down what it heard last
-HTML_WIDTH = 120
 HTML_STYLE = "font: 12px/1.25 monospace; white-space: pre; overflow-x: auto"  # a notebook's own would bend the columns
 
 
@@ -197,7 +195,7 @@ class TracedRun:
         """ "requests", "steps" and "bags" as pandas DataFrames. Raises VLLMValidationError where pandas is not installed."""
         return {name: _frame(rows) for name, rows in (("requests", self.requests), ("steps", self.steps), ("bags", self.bags))}
 
-    @property
+    @cached_property
     def _zero(self) -> int:
         return min((request.process.wall(request.accept.t) for request in self.journey.requests), default=0)
 
@@ -206,20 +204,11 @@ class TracedRun:
 
     def _repr_html_(self) -> str:
         """The mailroom, and the first request's waterfall, as the terminal shows them."""
-        from rich.console import Console
-
         from vllm_lite.console.mailroom import Mailroom
+        from vllm_lite.console.theme import new_paper
         from vllm_lite.console.timeline import Waterfall
 
-        screen = Console(
-            file=io.StringIO(),
-            record=True,
-            width=HTML_WIDTH,
-            force_terminal=True,
-            force_jupyter=False,  # else it would show each view itself
-            color_system="truecolor",
-            highlight=False,
-        )
+        screen = new_paper()
         screen.print(Mailroom(self.journey))
         for request in self.journey.requests[:1]:
             screen.print()

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from tests.console.story import MS, US, Caller, Teller, short_story
-from vllm_lite.console.columns import COLUMNS, PLANS, TIMED, WAIT, Column, Figures, longest_waits
+from vllm_lite.console.columns import COLUMNS, PLANS, TIMED, WAIT, Column, longest_waits, row_figures
 from vllm_lite.console.rows import Ledger, Row
 
 
-def shown(column: Column, known: Figures, row: Row) -> str:
-    value = column.figure(known, row)
+def shown(column: Column, known: dict[int, dict[str, float]], row: Row) -> str:
+    value = known[id(row)].get(column.key)
     return "-" if value is None else column.text(value)
 
 
@@ -16,7 +16,7 @@ def test_a_bags_figures() -> None:
     run = short_story()
     row = Ledger(run).rows[0]
     assert isinstance(row, Row)
-    known = Figures(run, [row])
+    known = row_figures(run, [row])
     assert [shown(column, known, row) for column in COLUMNS] == [
         *("0", "3", "165", "0.15", "20.94", "0.14", "0.10", "0.25"),
     ]
@@ -29,17 +29,17 @@ def test_bags_left_out_have_means_and_no_number() -> None:
     run = Teller([Caller(answer=4)]).tell()
     rows = [row for row in Ledger(run).rows if isinstance(row, Row)]
     gap = Row(rows[1].bags + rows[2].bags, rows[1].steps + rows[2].steps, why="2 alike")
-    known = Figures(run, [*rows, gap])
+    known = row_figures(run, [*rows, gap])
     assert shown(COLUMNS[0], known, gap) == "-"
-    means = [(known.times(rows[1])[key] + known.times(rows[2])[key]) / 2 for key in TIMED]
-    assert [known.times(gap)[key] for key in TIMED] == pytest.approx(means)
+    means = [(known[id(rows[1])][key] + known[id(rows[2])][key]) / 2 for key in TIMED]
+    assert [known[id(gap)][key] for key in TIMED] == pytest.approx(means)
 
 
 def test_a_step_without_a_bag_has_only_its_own_times() -> None:
     run = Teller([Caller(prompt=300, answer=2)], chunk=256).tell()
     row = Ledger(run).rows[0]
     assert isinstance(row, Row)
-    assert list(Figures(run, [row]).times(row)) == ["S5", "S6"]
+    assert list(row_figures(run, [row])[id(row)]) == ["S5", "S6", *(column.key for column in PLANS)]
 
 
 def test_the_wait_is_that_of_the_letter_that_lay_longest() -> None:

@@ -39,7 +39,7 @@ def test_files_for_other_tools(run: str, tmp_path: Path, capsys: Out) -> None:
     files = {name: tmp_path / f"run.{name}" for name in FORMATS}
     options = [str(word) for name, path in files.items() for word in (f"--{name}", path)]
     assert main(["trace", "export", run, *options]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"153 spans in {path}" for path in files.values()]
+    assert capsys.readouterr().out.splitlines() == [f"158 spans in {path}" for path in files.values()]
     assert json.loads(files["jaeger"].read_text())["data"]
     assert json.loads(files["perfetto"].read_text())["traceEvents"]
     assert json.loads(files["otlp"].read_text())["resourceSpans"]
@@ -49,7 +49,7 @@ def test_a_file_stands_for_the_run(run: str, tmp_path: Path, capsys: Out) -> Non
     lines, jaeger = str(tmp_path / "run.jsonl.gz"), str(tmp_path / "run.json")
     assert main(["trace", "export", run, "--otlp", lines]) == 0
     assert main(["trace", "export", lines, "--jaeger", jaeger]) == 0
-    assert capsys.readouterr().out == f"153 spans in {lines}\n153 spans in {jaeger}\n"
+    assert capsys.readouterr().out == f"158 spans in {lines}\n158 spans in {jaeger}\n"
 
 
 def test_a_page_and_a_picture_of_the_views(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
@@ -68,8 +68,8 @@ def test_a_page_and_a_picture_of_the_views(run: str, tmp_path: Path, monkeypatch
 def test_it_is_sent_to_a_collector(run: str, capsys: Out) -> None:
     with receiver(GRPC) as received:
         assert main(["trace", "export", run, "--otlp-traces-endpoint", f"127.0.0.1:{received.port}"]) == 0
-    assert len(received.spans) == 153
-    assert capsys.readouterr().out == f"153 spans sent to http://127.0.0.1:{received.port}\n"
+    assert len(received.spans) == 158
+    assert capsys.readouterr().out == f"158 spans sent to http://127.0.0.1:{received.port}\n"
 
 
 def test_a_collector_that_is_not_there(run: str, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
@@ -77,7 +77,7 @@ def test_a_collector_that_is_not_there(run: str, monkeypatch: pytest.MonkeyPatch
     assert main(["trace", "export", run, "--otlp-traces-endpoint", "127.0.0.1:1"]) == 1
     said = capsys.readouterr()
     assert said.out == "0 spans sent to http://127.0.0.1:1\n"
-    assert said.err.startswith("vllm-lite: 153 spans did not arrive (")
+    assert said.err.startswith("vllm-lite: 158 spans did not arrive (")
     assert said.err.endswith("`vllm-lite trace doctor` says why\n")
     assert said.err.count("\n") == 1
 

@@ -126,22 +126,7 @@ def _way(screen: Screen, what: str, *, towards_core: bool) -> str:
 if __name__ == "__main__":
     from vllm_lite.console.theme import new_console
 
-    new_console().print(
-        Banner(
-            EngineFacts(
-                "SmolLM2-135M-Instruct",
-                "cpu",
-                "float32",
-                "torch_sdpa",
-                "uni",
-                2048,
-                16,
-                92 << 20,
-                4001,
-                [4002],
-                3.1,
-                3,
-                "/runs/1",
-            )
-        )
+    facts = EngineFacts(
+        "SmolLM2-135M-Instruct", "cpu", "float32", "torch_sdpa", "uni", 2048, 16, 92 << 20, 4001, [4002], 3.1, 3, "/runs/1"
     )
+    new_console().print(Banner(facts))

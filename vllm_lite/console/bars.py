@@ -6,6 +6,7 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -86,12 +87,5 @@ def _unit(length: int) -> tuple[int, str]:
 
 def _round_step(least: float) -> float:
     """The smallest of 1, 2, 5 times a power of ten that is no less than `least`."""
-    power = 1.0
-    while power < least:
-        power *= 10
-    while power / 10 >= least and power > 1e-9:
-        power /= 10
-    for factor in (0.2, 0.5, 1.0):
-        if power * factor >= least:
-            return power * factor
-    return power
+    power = 10.0 ** math.ceil(math.log10(max(least, 1e-9)))
+    return next(power * factor for factor in (0.2, 0.5, 1.0) if power * factor >= least or factor == 1.0)

@@ -6,6 +6,7 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -20,75 +21,56 @@ from vllm_lite.tracing.journey.times import WIRE, bag_visits, step_visits
 TIMED = ("S5", "S6", "S7", WIRE, "S8")
 
 
-class Figures:
-    """What the columns say of each row, worked out once; rows that stand for several bags have the means."""
-
-    def __init__(self, run: Run, rows: Sequence[Row]) -> None:
-        self._waits = longest_waits(run, rows)
-        self._times = {id(row): _mean_times(row) for row in rows}
-
-    def times(self, row: Row) -> dict[str, float]:
-        """Nanoseconds at each of TIMED that is known."""
-        return self._times[id(row)]
-
-    def wait(self, row: Row) -> float | None:
-        """The longest time that a letter put by these bags lay in its mailbox."""
-        return self._waits.get(id(row))
-
-
 class Column(NamedTuple):
-    """A column: two lines of heading, and the figure of a row (None: not known)."""
+    """A column: two lines of heading, which figure of a row it shows, and how."""
 
     top: str
     name: str
     style: str
-    figure: Callable[[Figures, Row], float | None]
+    key: str
     text: Callable[[float], str]
 
 
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _share(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _number(_: Figures, row: Row) -> float | None:
-    return None if row.why else row.bags[0].sort.bag
-
-
-def _letters(_: Figures, row: Row) -> float | None:
-    return _mean([bag.sort.num_outputs for bag in row.bags])
-
-
-def _bytes(_: Figures, row: Row) -> float | None:
-    return _mean([bag.sort.body_size for bag in row.bags])
-
-
-def _time(key: str) -> Column:
-    stop = STOPS[key]
-    return Column(stop.code, stop.name, PROCESS_STYLES[stop.process], lambda known, row: known.times(row).get(key), figures.ms)
-
-
-def _plan(top: str, name: str, field: str, text: Callable[[float], str]) -> Column:
-    return Column(top, name, DIM, lambda _, row: _mean([float(getattr(s.schedule, field)) for s in row.steps]), text)
-
-
+_whole = "{:,.0f}".format
 COLUMNS = (
-    Column("", "bag", STRONG, _number, str),
-    Column("", "letters", "", _letters, _whole),
-    Column("", "bytes", "", _bytes, _whole),
-    *(_time(key) for key in TIMED),
+    Column("", "bag", STRONG, "bag", "{:.0f}".format),
+    Column("", "letters", "", "num_outputs", _whole),
+    Column("", "bytes", "", "body_size", _whole),
+    *(Column(STOPS[key].code, STOPS[key].name, PROCESS_STYLES[STOPS[key].process], key, figures.ms) for key in TIMED),
 )
-WAIT = Column("S9", "wait", PROCESS_STYLES["frontend"], Figures.wait, figures.ms)
+WAIT = Column("S9", "wait", PROCESS_STYLES["frontend"], "wait", figures.ms)
 # For wide screens, the most telling first.
 PLANS = (
-    _plan("step's", "tokens", "num_tokens", _whole),
-    _plan("", "running", "num_running", _whole),
-    _plan("", "waiting", "num_waiting", _whole),
-    _plan("KV", "used", "kv_usage", _share),
+    Column("step's", "tokens", DIM, "num_tokens", _whole),
+    Column("", "running", DIM, "num_running", _whole),
+    Column("", "waiting", DIM, "num_waiting", _whole),
+    Column("KV", "used", DIM, "kv_usage", "{:.1%}".format),
 )
+
+
+def row_figures(run: Run, rows: Sequence[Row]) -> dict[int, dict[str, float]]:
+    """What is known of each row, by its id: nanoseconds at each of TIMED and in a mailbox, counts of bag and step.
+
+    Rows that stand for several bags have the means, and the longest wait.
+    """
+    waits = longest_waits(run, rows)
+    return {id(row): _means(row) | ({"wait": waits[id(row)]} if id(row) in waits else {}) for row in rows}
+
+
+def _means(row: Row) -> dict[str, float]:
+    values: dict[str, list[float]] = defaultdict(list)
+    steps = [bag.step for bag in row.bags if bag.step] if row.bags else row.steps
+    for visits in (*map(step_visits, steps), *map(bag_visits, row.bags)):
+        for key, t0, t1 in visits:
+            values[key].append(t1 - t0)
+    for bag in row.bags:
+        values["num_outputs"].append(bag.sort.num_outputs)
+        values["body_size"].append(bag.sort.body_size)
+        values["bag"] += [] if row.why else [bag.sort.bag]
+    for plan in (step.schedule for step in row.steps):
+        for column in PLANS:
+            values[column.key].append(getattr(plan, column.key))
+    return {key: sum(found) / len(found) for key, found in values.items() if found}
 
 
 def longest_waits(run: Run, rows: Sequence[Row]) -> dict[int, int]:
@@ -108,16 +90,3 @@ def longest_waits(run: Run, rows: Sequence[Row]) -> dict[int, int]:
         for row, wait in pairs:
             found[row] = max(found.get(row, 0), wait)
     return {row: wait for row, wait in found.items() if row is not None}
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _mean_times(row: Row) -> dict[str, float]:
-    lengths: dict[str, list[int]] = {key: [] for key in TIMED}
-    steps = [bag.step for bag in row.bags if bag.step] if row.bags else row.steps
-    for visits in (*map(step_visits, steps), *map(bag_visits, row.bags)):
-        for key, t0, t1 in visits:
-            lengths[key].append(t1 - t0)
-    return {key: sum(values) / len(values) for key, values in lengths.items() if values}

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from vllm_lite.console import figures
 from vllm_lite.console.bars import split
-from vllm_lite.console.columns import COLUMNS, PLANS, TIMED, WAIT, Column, Figures
+from vllm_lite.console.columns import COLUMNS, PLANS, TIMED, WAIT, Column, row_figures
 from vllm_lite.console.passage import STOPS
 from vllm_lite.console.rows import Cell, Ledger, Note, Row, fates
 from vllm_lite.console.theme import DIM, ERROR, FATE_STYLES, PROCESS_STYLES, STRONG, Screen, request_name, request_style
@@ -71,7 +71,7 @@ class _Layout:
         self.held = [row for row in view.rows if isinstance(row, Row)]
         self.cells = {id(row): {} if row.why else view.ledger.cells(row) for row in self.held}
         self.drawn = [cell for cells in self.cells.values() for cell in cells.values()]
-        self.known = Figures(view.run, self.held)
+        self.figures = row_figures(view.run, self.held)
         self.columns: list[tuple[Column, int, dict[int, str]]] = []  # with its width and its text in each row, by id
         room = screen.width - sum(self._add(column, screen.width) for column in COLUMNS) - len(screen.glyphs.border) - 2
         self.names = sorted({number for cells in self.cells.values() for number in cells})
@@ -89,7 +89,7 @@ class _Layout:
                 break
             room -= width
         self.bar = min(BAR_MOST, room - 2) if bar else 0
-        totals = [sum(self.known.times(row).values()) for row in self.held if not row.why]
+        totals = [sum(self.figures[id(row)].get(key, 0) for key in TIMED) for row in self.held if not row.why]
         self.scale = 1.25 * median(totals or [1])
         self.idle = False  # whether a row said that a request was under way without a letter
 
@@ -104,7 +104,7 @@ class _Layout:
         """Add a column where there is room for it; the cells that it takes."""
         texts = {}
         for row in self.held:
-            value = column.figure(self.known, row)
+            value = self.figures[id(row)].get(column.key)
             absent = self.screen.glyphs.gap if row.why and row.bags and column is COLUMNS[0] else "-"
             texts[id(row)] = absent if value is None else column.text(value)
         width = max(len(column.top), len(column.name), *(len(text) for text in texts.values())) + 2
@@ -155,8 +155,7 @@ class _Layout:
 
     def _bar(self, row: Row) -> Text:
         """The row's time, all rows on one scale: each part is as long as its station took."""
-        times = self.known.times(row)
-        parts = [round(times.get(key, 0)) for key in TIMED]
+        parts = [round(self.figures[id(row)].get(key, 0)) for key in TIMED]
         cells = max(1, min(self.bar, round(sum(parts) / self.scale * self.bar)))
         beyond = sum(parts) > self.scale * 1.02
         line = Text()

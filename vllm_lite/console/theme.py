@@ -6,6 +6,7 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+import io
 from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions
@@ -47,7 +48,7 @@ UNICODE = Glyphs(" ▁▂▃▄▅▆▇", "▆", "─", "━", "┊", "│", "�
 ASCII = Glyphs(" .:-=+*#", "#", "-", "=", "|", "|", ">", "...", "<", ">", ".", ":", "#", "*", ".+#")
 
 
-NARROWEST, USUAL, WIDEST = 20, 80, 500  # cells
+NARROWEST, USUAL, PAPER, WIDEST = 20, 80, 120, 500  # cells
 
 
 class Screen(NamedTuple):
@@ -120,3 +121,11 @@ def new_console(*, stderr: bool = False, width: int | None = None) -> Console:
     if not NARROWEST <= console.width <= WIDEST:  # COLUMNS may hold anything; 0 says that nobody knows
         console.width = min(max(console.width or USUAL, NARROWEST), WIDEST)
     return console
+
+
+def new_paper() -> Console:
+    """A console that keeps what is printed, for a page or a picture, in colour whatever this terminal can do."""
+    return Console(
+        file=io.StringIO(), record=True, width=PAPER, force_terminal=True, force_jupyter=False, color_system="truecolor",
+        no_color=False, markup=False, emoji=False, highlight=False, legacy_windows=False,
+    )  # fmt: skip

@@ -56,13 +56,17 @@ class Overview:
         scale = TimeScale(start, end, cells)
         labels, ticks = scale.ticks()
         yield screen.fit(Text(" " * (name + 1) + labels.ljust(cells) + f"  {FACTS}", DIM))
-        shown, left_out = _ends(requests, self.limit)
-        for number, request in shown:
+        hidden = range(0)
+        if self.limit is not None and len(requests) > self.limit:
+            hidden = range(self.limit - self.limit // 3, len(requests) - self.limit // 3)
+        for place, (number, request) in enumerate(requests):
+            if place in hidden:
+                if place == hidden.start:
+                    yield screen.fit(Text(f"{screen.glyphs.gap} {figures.count(len(hidden), 'request')} more", DIM))
+                continue
             line = Text().append(request_name(number).ljust(name + 1), f"bold {request_style(number)}")
             line.append_text(_life(request, number, scale, ticks, screen)).append(f"  {facts[number]}", DIM)
             yield screen.fit(line)
-            if left_out and number == shown[0][0] + left_out[0] - 1:
-                yield screen.fit(Text(f"{screen.glyphs.gap} {figures.count(left_out[1], 'request')} more", DIM))
         yield screen.fit(_phase_legend(screen))
 
 
@@ -158,9 +162,8 @@ def _life(request: RequestJourney, number: int, scale: TimeScale, ticks: list[in
 
 def _phase_legend(screen: Screen) -> Text:
     line = Text("  ")
-    for mark, word in zip(
-        screen.glyphs.phases, ("queued", "prefill: its prompt is computed", "decode: its answer"), strict=True
-    ):
+    words = ("queued", "prefill: its prompt is computed", "decode: its answer")
+    for mark, word in zip(screen.glyphs.phases, words, strict=True):
         line.append(mark, STRONG).append(f" {word}   ", DIM)
     return line.append("x", ERROR).append(" abort", DIM)
 
@@ -195,16 +198,6 @@ def _story(request: RequestJourney) -> str:
     if (first := first_token(request)) is not None:
         text += f"; first after {figures.span(first)}"
     return text
-
-
-def _ends(
-    requests: list[tuple[int, RequestJourney]], limit: int | None
-) -> tuple[list[tuple[int, RequestJourney]], tuple[int, int] | None]:
-    """The first and the last ones, and (how many at the head, how many between) where some are left out."""
-    if limit is None or len(requests) <= limit:
-        return requests, None
-    head = limit - limit // 3
-    return [*requests[:head], *requests[-(limit // 3) :]], (head, len(requests) - limit)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import re
 import sys
@@ -19,7 +18,7 @@ from rich.text import Text
 
 from vllm_lite.config.checks import refuse
 from vllm_lite.console.figures import count
-from vllm_lite.console.theme import new_console
+from vllm_lite.console.theme import new_console, new_paper
 from vllm_lite.entrypoints.cli import views
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing.export import FORMATS, send, write_files
@@ -37,7 +36,6 @@ HELP = {
     "jaeger": "Jaeger's own JSON, which its UI opens without a server",
     "perfetto": "Chrome's trace JSON: rows of processes and requests, letters as arrows",
 }
-WIDTH = 120
 # Rich's picture would have its viewer fetch letter shapes from the network.
 FONT_FACE = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 
@@ -85,10 +83,7 @@ def _draw(args: argparse.Namespace, console: Console) -> None:
     """The views as a page and as a picture, in colour whatever this terminal can do."""
     if not (args.html or args.svg):
         return
-    paper = Console(
-        file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, color_system="truecolor", no_color=False,
-        markup=False, emoji=False, highlight=False, legacy_windows=False,
-    )  # fmt: skip
+    paper = new_paper()
     views.show(paper, views.open_run(args.dir), everything=args.all)
     if args.html:
         page = paper.export_html(theme=SVG_EXPORT_THEME, clear=False)
