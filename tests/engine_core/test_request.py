@@ -32,7 +32,7 @@ def test_output_tokens_are_those_after_the_prompt() -> None:
     request = make_request("r", [1, 2, 3])
     request.append_output_token_ids(9)
     request.append_output_token_ids(8)
-    assert request.output_token_ids == [9, 8]
+    assert request.all_token_ids[-2:] == [9, 8]
     assert request.num_output_tokens == 2
     assert request.num_tokens == 5
 

@@ -16,6 +16,7 @@ from vllm_lite.frontend.output_processor import OutputProcessor
 from vllm_lite.frontend.parallel_sampling import ParentRequest
 from vllm_lite.frontend.stamps import BagStamp
 from vllm_lite.frontend.tokenizer import Tokenizer
+from vllm_lite.metrics.stats import IterationStats
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.tracing.request_trace import RequestTrace
 from vllm_lite.wire.messages import EngineCoreRequest, FinishReason
@@ -312,3 +313,26 @@ def test_what_a_request_gets_does_not_depend_on_who_else_is_there(processor: Out
                 outputs[name].append(output)
     joined = {name: "".join(texts(got)) if kind is DELTA else texts(got)[-1] for name, got in outputs.items()}
     assert joined == {name: f"x{name}é{name}z{name}" for name in collectors}
+
+
+async def test_figures_of_a_session_are_those_of_its_parts(tiny_tokenizer: Tokenizer) -> None:
+    processor = OutputProcessor(tiny_tokenizer, log_stats=True)
+    part = request(max_tokens=2)
+    part.resumable, part.prompt_token_ids = True, []
+    processor.add_request(part, None, RequestOutputCollector(DELTA, "r"))
+    stats = IterationStats()
+    for number, prompt in enumerate((ids("one"), ids("three")), 1):
+        part = request(prompt_token_ids=prompt, max_tokens=2)
+        part.arrival_time = 10.0 * number
+        processor.add_part(part, None)
+        processor.process_outputs([row("r", ids("a"))], 5.0 * number, stats)
+        processor.process_outputs([row("r", ids("b"), finish_reason=LENGTH)], 5.0 * number + 1, stats)
+    assert [(r.num_prompt_tokens, r.num_generation_tokens, r.decode_time) for r in stats.finished_requests] == [
+        (3, 2, 1.0),
+        (5, 2, 1.0),
+    ]
+    assert (stats.num_prompt_tokens, stats.num_generation_tokens) == (8, 4)
+    assert (len(stats.time_to_first_tokens_iter), stats.inter_token_latencies_iter) == (2, [1.0, 1.0])
+    assert processor.end_input("r")
+    assert not processor.end_input("r")
+    assert is_empty(processor)

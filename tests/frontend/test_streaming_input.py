@@ -495,3 +495,21 @@ async def test_a_pause_that_aborts_reaches_a_session_between_parts(toy: AsyncLLM
     (last,) = [output async for output in stream if output.finished]
     assert last.outputs[0].finish_reason == "abort"
     await toy.resume_generation()
+
+
+async def test_what_a_session_was_told_outlives_a_sleep(toy: AsyncLLM) -> None:
+    talker = Talker()
+    stream = toy.generate(talker.parts(), params(max_tokens=1), "mine")
+    told: list[int] = []
+    for text in ("before. ", "after a reset. ", "after a sleep."):
+        talker.say(text)
+        told += ids(text)
+        output = await anext(stream)
+        assert output.outputs[0].token_ids == expected_tokens(told, 1)
+        if text == "before. ":
+            assert await toy.reset_prefix_cache()
+        else:
+            await toy.sleep(1, mode="keep")
+            assert await toy.wake_up()
+    talker.said.put_nowait(None)
+    assert [output async for output in stream] == []

@@ -161,11 +161,6 @@ class Request:
         """Tokens of the answer so far."""
         return self.num_tokens - self.num_prompt_tokens
 
-    @property
-    def output_token_ids(self) -> list[int]:
-        """The answer so far, as a copy."""
-        return self.all_token_ids[self.num_prompt_tokens :]
-
     def append_output_token_ids(self, token_id: int) -> None:
         """Add one token to the answer."""
         self.all_token_ids.append(token_id)
