@@ -40,7 +40,7 @@ PLAIN = """\
 From post to mailbox.
 
 S3 POST  a letter goes out  1 of 2  --------------------
-office.py:3
+front end  office.py:3
     1 | def post(letter):
     2 |     stamp(letter)
     3 >     queue.append(letter)
@@ -51,7 +51,7 @@ office.py:3
 As it says.
 
 S9 MAILBOX  and comes in  2 of 2  ----------------------
-office.py:6
+front end  office.py:6
     4 |
     5 |
     6 > def take():

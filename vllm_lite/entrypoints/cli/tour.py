@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from vllm_lite.config.checks import refuse
-from vllm_lite.console.theme import DIM, STRONG, Screen, new_console
+from vllm_lite.console.theme import DIM, PROCESS_NAMES, PROCESS_STYLES, STRONG, Screen, new_console
+from vllm_lite.tracing.stations import STATIONS
 
 ROOT = Path(__file__).parents[3]
 BEFORE, AFTER = 2, 9  # lines of code shown around the one that a stop points at
@@ -28,7 +29,7 @@ EXAMPLES = """examples:
 
 
 class Stop(msgspec.Struct):
-    """One stop: `pattern` matches the beginning of exactly one line of `file`, which is relative to the repository."""
+    """One stop. `title` begins with its station's code; `pattern` matches one line of `file`, a path in the repository."""
 
     title: str
     file: str
@@ -99,7 +100,9 @@ def show(console: Console, tour: Tour, root: Path) -> None:
         line = stop.line(text)
         console.print(Text())
         console.print(screen.title(*stop.title.split(": ", 1), f"{number} of {len(tour.steps)}"))
-        console.print(screen.fit(Text(f"{stop.file}:{line + 1}", DIM)))
+        process = STATIONS[stop.title[:2]].process
+        where = (PROCESS_NAMES[process], PROCESS_STYLES[process]), (f"  {stop.file}:{line + 1}", DIM)
+        console.print(screen.fit(Text.assemble(*where)))
         for row in _code(screen, text.splitlines(), line):
             console.print(row)
         console.print(Text(stop.description))
