@@ -132,7 +132,7 @@ def test_what_happened_in_a_span_is_an_instant_in_its_row(canned: Run) -> None:
 
 
 def test_the_file(canned: Run, tmp_path: Path) -> None:
-    assert write_perfetto_json(run_spans(canned), tmp_path / "run.json") == 158
+    assert write_perfetto_json(run_spans(canned), tmp_path / "run.json", {}) == 158
     written = json.loads((tmp_path / "run.json").read_text())
     assert written["displayTimeUnit"] == "ms"
     assert min(event["ts"] for event in written["traceEvents"] if "ts" in event) == 0

@@ -228,8 +228,8 @@ class Assembler:
             stay.spells.clear()
             if stay.receive is not None:
                 self._received.pop(stay.receive.internal_id, None)
-        for column in (request.letters, request.takes, request.late):
-            del column[:]
+        for held in (request.letters, request.takes, request.late):
+            held.clear()
 
     def forget_step(self, step: StepJourney) -> None:
         """Drop a step and its bags; requests that took part keep its times and their letters."""

@@ -9,12 +9,12 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.process import Process
@@ -43,7 +43,7 @@ class Ends(list[T]):
             del self[first : len(self) - last]
 
 
-class Column(Sequence[T]):
+class Column(Generic[T]):
     """Items that stand in the columns of records: `make(source, place)` builds one when it is looked at.
 
     There is one for each token; most are never looked at, so that a run of a million tokens is open in a second.
@@ -62,18 +62,13 @@ class Column(Sequence[T]):
     def __iter__(self) -> Iterator[T]:
         return map(self.make, self.sources, self.places)
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[T]: ...
-    def __getitem__(self, index: int | slice) -> T | list[T]:
-        if isinstance(index, slice):
-            return list(map(self.make, self.sources[index], self.places[index]))
+    def __getitem__(self, index: int) -> T:
         return self.make(self.sources[index], self.places[index])
 
-    def __delitem__(self, index: slice) -> None:
-        del self.sources[index]
-        del self.places[index]
+    def clear(self) -> None:
+        """Drop them all."""
+        self.sources.clear()
+        self.places.clear()
 
     @property
     def skipped(self) -> int:

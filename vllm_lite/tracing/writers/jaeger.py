@@ -8,7 +8,6 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,9 @@ from vllm_lite.tracing.spans import Span
 from vllm_lite.tracing.spans.environment import SCOPE, resource_attributes
 
 
-def write_jaeger_json(spans: Iterable[Span], path: Path, environ: Mapping[str, str] | None = None) -> int:
+def write_jaeger_json(spans: Iterable[Span], path: Path, environ: Mapping[str, str]) -> int:
     """Write `spans` to `path`, sorted into traces. Returns how many there were."""
-    traces = jaeger_traces(spans, os.environ if environ is None else environ)
+    traces = jaeger_traces(spans, environ)
     path.write_bytes(msgspec.json.encode({"data": traces}))
     return sum(len(trace["spans"]) for trace in traces)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -27,13 +26,13 @@ _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200  # SpanFlags
 Json = dict[str, Any]
 
 
-def write_otlp_json(spans: Iterable[Span], path: Path, environ: Mapping[str, str] | None = None) -> int:
+def write_otlp_json(spans: Iterable[Span], path: Path, environ: Mapping[str, str]) -> int:
     """Write `spans` to `path`, compressed where its name ends in .gz. Returns how many there were."""
-    count, env, parts = 0, os.environ if environ is None else environ, iter(spans)
+    count, parts = 0, iter(spans)
     with _open(path, "wb") as file:
         while part := list(itertools.islice(parts, LINE_SPANS)):
             count += len(part)
-            file.write(msgspec.json.encode(otlp_request(part, env)) + b"\n")
+            file.write(msgspec.json.encode(otlp_request(part, environ)) + b"\n")
     return count
 
 

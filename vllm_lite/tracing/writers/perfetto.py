@@ -31,7 +31,7 @@ class _Row(NamedTuple):
     name: str
 
 
-def write_perfetto_json(spans: Iterable[Span], path: Path, environ: Mapping[str, str] | None = None) -> int:
+def write_perfetto_json(spans: Iterable[Span], path: Path, environ: Mapping[str, str]) -> int:
     """Write `spans` to `path`. Returns how many there were. The format has no place for what `environ` says."""
     drawn = list(spans)
     path.write_bytes(msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": list(perfetto_events(drawn))}))
