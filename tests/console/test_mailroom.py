@@ -86,7 +86,7 @@ def test_a_request_under_way_without_a_letter_has_a_dot() -> None:
 
 def test_numbers_go_on_in_a_part_of_a_run() -> None:
     run = Teller([Caller(answer=1)]).tell()
-    assert lines(Mailroom(run, first=3))[2].endswith("| D")
+    assert lines(Mailroom(run, numbers=[3]))[2].endswith("| D")
 
 
 def test_without_single_letters_the_counts_stand_in_their_place() -> None:

@@ -31,8 +31,8 @@ def test_a_row_for_each_bag_with_what_each_request_got() -> None:
     assert 2 not in cells[6]
 
 
-def test_numbers_begin_where_they_are_told_to() -> None:
-    assert sorted(cells_of(Ledger(short_story(), first=10))[0]) == [10, 11, 12]
+def test_requests_have_the_numbers_they_are_given() -> None:
+    assert sorted(cells_of(Ledger(short_story(), [10, 11, 12]))[0]) == [10, 11, 12]
 
 
 def test_a_put_letter_has_the_text_of_the_take_that_found_it() -> None:

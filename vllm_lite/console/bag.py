@@ -83,9 +83,8 @@ class BagView:
         style = PROCESS_STYLES["frontend"]
         for i, letter in enumerate(self.bag.letters[:LETTERS]):
             number = numbers.get(id(letter.request))
-            line = (
-                Text().append("S9 " if i == 0 else "   ", f"bold {style}").append("mailbox   " if i == 0 else " " * 10, style)
-            )
+            code, station = ("   ", " " * 10) if i else ("S9 ", "mailbox   ")
+            line = Text().append(code, f"bold {style}").append(station, style)
             name = "?" if number is None else request_name(number)
             line.append(f"{name} ", "" if number is None else f"bold {request_style(number)}")
             yield screen.fit(line.append(_fate(letter, i)))

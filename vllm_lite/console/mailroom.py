@@ -31,19 +31,18 @@ TEXT_LEAST, TEXT_MOST = 8, 12  # cells for what a caller read
 
 
 class Mailroom:
-    """Draws a run's bags. `rows` limits how many (None: all); `first` is the number of the run's first request, or
-    `numbers` are those of all; `texts` are what callers read at each take, by request id, for screens with room for them."""
+    """Draws a run's bags. `rows` limits how many (None: all); `numbers` are the requests' (from 0 where absent); `texts` are
+    what callers read at each take, by request id, for screens with room for them."""
 
     def __init__(
         self,
         run: Run,
         rows: int | None = ROWS,
-        first: int = 0,
-        texts: Mapping[str, Sequence[str]] | None = None,
         numbers: Sequence[int] | None = None,
+        texts: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.run = run
-        self.ledger = Ledger(run, first, texts, numbers)
+        self.ledger = Ledger(run, numbers, texts)
         self.rows = self.ledger.shortened(rows)
 
     @property

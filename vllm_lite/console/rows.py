@@ -56,19 +56,15 @@ class Note:
 
 
 class Ledger:
-    """The rows of a run, all of them. Its requests are numbered from `first`, or have these `numbers`.
+    """The rows of a run, all of them. Its requests have these `numbers`, or are numbered from 0.
 
     `texts` are what callers read at each take, by their own request id. Nothing is done for each letter before a row is drawn.
     """
 
     def __init__(
-        self,
-        run: Run,
-        first: int = 0,
-        texts: Mapping[str, Sequence[str]] | None = None,
-        numbers: Sequence[int] | None = None,
+        self, run: Run, numbers: Sequence[int] | None = None, texts: Mapping[str, Sequence[str]] | None = None
     ) -> None:
-        self.requests = dict(zip(numbers or range(first, first + len(run.requests)), run.requests, strict=True))
+        self.requests = dict(zip(numbers or range(len(run.requests)), run.requests, strict=True))
         self.numbers = {id(request): number for number, request in self.requests.items()}
         finished = [r for r in run.requests if r.letters and r.close and r.close.outcome == "finished"]
         self._last = {id(r): (r.letters.sources[-1], r.letters.places[-1]) for r in finished}

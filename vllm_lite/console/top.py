@@ -48,7 +48,7 @@ class Top:
         yield screen.title("top", self.name)
         yield screen.fit(self._busy(run))
         numbers = [self._numbers[request.accept.span_id] for request in run.requests]
-        view = Mailroom(run, None, numbers=numbers)
+        view = Mailroom(run, None, numbers)
         view.rows = view.rows[-max(LEAST, options.size.height - AROUND) :]
         yield view
 

@@ -45,7 +45,7 @@ class Act(NamedTuple):
 
 
 def _mailroom(run: Run, first: int) -> RenderableType:
-    return Mailroom(run, first=first, texts=read_texts(run.path))
+    return Mailroom(run, numbers=range(first, first + len(run.requests)), texts=read_texts(run.path))
 
 
 def _waterfall(run: Run, first: int) -> RenderableType:
