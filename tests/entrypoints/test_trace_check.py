@@ -84,7 +84,9 @@ def test_1_from_the_callers_span_every_service_is_reached(run: Path, capsys: Out
     assert main([*line, caller, "--services", "frontend"]) == 1  # the canned callers have no spans
     assert rules(capsys.readouterr().out) == {"reachable": (1, 1)}
     assert main([*line, f"00-{accept.trace_id}-{accept.span_id}-01"]) == 0
-    assert rules(capsys.readouterr().out) == {"reachable": (3, 0)}
+    text = capsys.readouterr().out
+    assert rules(text) == {"reachable": (3, 0)}
+    assert text.splitlines()[-1] == "the rule holds"
     assert main([*line, caller, "--services", "frontend,router"]) == 2
     assert main([*line, "me"]) == 2
     said = capsys.readouterr().err.splitlines()

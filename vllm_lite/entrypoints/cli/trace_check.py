@@ -128,5 +128,6 @@ def _print(findings: Sequence[Finding], facts: Sequence[str]) -> None:
         if len(finding.failures) > SHOWN:
             console.print(Text(f"    {screen.glyphs.gap} {len(finding.failures) - SHOWN:,} more", DIM))
     broken = sum(not finding.ok for finding in findings)
-    verdict = f"{count(broken, 'rule')} of {len(findings)} broken" if broken else f"all {len(findings)} rules hold"
+    held = f"all {len(findings)} rules hold" if len(findings) > 1 else "the rule holds"
+    verdict = f"{count(broken, 'rule')} of {len(findings)} broken" if broken else held
     console.print(Text(verdict, ERROR if broken else STRONG))

@@ -27,22 +27,11 @@ def request_spans(request: RequestJourney) -> list[Span]:
 
 def _root(request: RequestJourney) -> Span:
     accept, close, process = request.accept, request.close, request.process
-    end = close.t if close else max(process.t_last, accept.t)
-    span = Span(
-        process,
-        accept.trace_id,
-        accept.span_id,
-        accept.parent_span_id,
-        f"{accept.operation} {accept.model}",
-        Kind.SERVER,
-        process.wall(accept.t),
-        process.wall(end),
-        _asked(request),
-        _token_events(request),
-        tracestate=accept.tracestate,
-        remote_parent=accept.parent_span_id is not None,
-        dropped_events=request.letters.skipped,
-    )
+    ids, end = (accept.trace_id, accept.span_id, accept.parent_span_id), close.t if close else max(process.t_last, accept.t)
+    name, times = f"{accept.operation} {accept.model}", (process.wall(accept.t), process.wall(end))
+    span = Span(process, *ids, name, Kind.SERVER, *times, _asked(request), _token_events(request))
+    span.tracestate, span.remote_parent = accept.tracestate, accept.parent_span_id is not None
+    span.dropped_events = request.letters.skipped
     if close is not None:
         span.attributes |= _answered(request, close)
         if close.outcome != "finished":

@@ -65,18 +65,9 @@ def _stay(stay: Stay, receive: rec.Receive) -> Span:
             }
         ),
     }
-    span = Span(
-        stay.process,
-        receive.trace_id,
-        receive.span_id,
-        receive.parent_span_id,
-        "process engine_core.inputs",
-        Kind.CONSUMER,
-        wall(receive.t0),
-        wall(max(_end(stay), receive.t1)),
-        attributes,
-        remote_parent=True,
-    )
+    ids = receive.trace_id, receive.span_id, receive.parent_span_id
+    name, times = "process engine_core.inputs", (wall(receive.t0), wall(max(_end(stay), receive.t1)))
+    span = Span(stay.process, *ids, name, Kind.CONSUMER, *times, attributes, remote_parent=True)
     span.events = [
         Event("request.preempted", wall(spell.t_preempted), {"vllm_lite.preemption": number})
         for number, spell in enumerate(stay.spells, 1)

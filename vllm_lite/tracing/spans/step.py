@@ -25,13 +25,14 @@ from vllm_lite.tracing.spans.model import (
     messaging,
 )
 
+CODE, SCHEDULER = "code.function.name", "vllm_lite.engine_core.scheduler.Scheduler"
 _EVENT_NAMES = {rec.PUT: "collector.put", rec.STAPLED: "collector.merge", rec.KEPT_BACK: "collector.keep_back"}
 
 
 def step_spans(step: StepJourney) -> list[Span]:
     """All spans of the step's trace, the root first."""
     root = _root(step)
-    children = [_schedule(step, root), *_execute(step, root), *_update(step, root), *_sends(step, root)]
+    children = [*_stages(step, root), *_sends(step, root)]
     root.end = max([root.end, *(span.end for span in children if span.parent_span_id == root.span_id)])
     return [root, *children, *(span for bag in step.bags for span in bag_spans(bag))]
 
@@ -95,29 +96,33 @@ def _link(stay: Stay, tokens: int) -> Link:
     return Link(receive.trace_id, receive.span_id, {REQUEST_ID: receive.internal_id, "vllm_lite.num_tokens": tokens})
 
 
-def _schedule(step: StepJourney, root: Span) -> Span:
-    attributes: Attributes = {"code.function.name": "vllm_lite.engine_core.scheduler.Scheduler.schedule"}
-    return root.child("scheduler.schedule", Kind.INTERNAL, (step.schedule.t0, step.schedule.t1), attributes)
-
-
-def _execute(step: StepJourney, root: Span) -> list[Span]:
-    """The executor's call and what each rank did in it."""
-    execute = step.execute
-    if execute is None:
-        return []
-    attributes: Attributes = {
-        "code.function.name": "vllm_lite.engine_core.executor.abstract.Executor.execute_model",
-        "vllm_lite.num_tokens": step.schedule.num_tokens,
-    }
-    t = execute.t0, execute.t1
-    span = root.child("executor.execute_model", Kind.CLIENT, t, attributes, span_id=execute.span_id)
-    return [span, *(part for process, work in step.works for part in _work(process, work, span))]
+def _stages(step: StepJourney, root: Span) -> list[Span]:
+    """The plan; the executor's call and what each rank did in it; the result worked in."""
+    schedule, execute, update = step.schedule, step.execute, step.update
+    attributes: Attributes = {CODE: f"{SCHEDULER}.schedule"}
+    spans = [root.child("scheduler.schedule", Kind.INTERNAL, (schedule.t0, schedule.t1), attributes)]
+    if execute is not None:
+        name, t = "executor.execute_model", (execute.t0, execute.t1)
+        attributes = {
+            CODE: "vllm_lite.engine_core.executor.abstract.Executor.execute_model",
+            "vllm_lite.num_tokens": schedule.num_tokens,
+        }
+        call = root.child(name, Kind.CLIENT, t, attributes, span_id=execute.span_id)
+        spans += [call, *(part for process, work in step.works for part in _work(process, work, call))]
+    if update is not None:
+        attributes = {
+            CODE: f"{SCHEDULER}.update_from_output",
+            "vllm_lite.num_finished": len(update.finished),
+            "vllm_lite.stale_tokens": sum(count for _, count in update.stale),
+        }
+        spans.append(root.child("scheduler.update_from_output", Kind.INTERNAL, (update.t0, update.t1), attributes))
+    return spans
 
 
 def _work(process: Process, work: rec.Work, execute: Span) -> list[Span]:
     attributes = known(
         {
-            "code.function.name": "vllm_lite.worker.worker.Worker.execute_model",
+            CODE: "vllm_lite.worker.worker.Worker.execute_model",
             STEP_INDEX: work.step,
             "vllm_lite.rank": work.rank,
             "vllm_lite.device_time": None if work.device_ns is None else work.device_ns / 1e9,
@@ -127,18 +132,6 @@ def _work(process: Process, work: rec.Work, execute: Span) -> list[Span]:
     whole = execute.child(name, Kind.SERVER, t, attributes, span_id=work.span_id, process=process)
     parts = {"prepare": (work.t0, work.t1), "forward": (work.t1, work.t2), "sample": (work.t2, work.t3)}
     return [whole, *(whole.child(f"worker.{part}", Kind.INTERNAL, times) for part, times in parts.items())]
-
-
-def _update(step: StepJourney, root: Span) -> list[Span]:
-    update = step.update
-    if update is None:
-        return []
-    attributes: Attributes = {
-        "code.function.name": "vllm_lite.engine_core.scheduler.Scheduler.update_from_output",
-        "vllm_lite.num_finished": len(update.finished),
-        "vllm_lite.stale_tokens": sum(count for _, count in update.stale),
-    }
-    return [root.child("scheduler.update_from_output", Kind.INTERNAL, (update.t0, update.t1), attributes)]
 
 
 def _sends(step: StepJourney, root: Span) -> list[Span]:
