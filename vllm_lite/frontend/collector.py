@@ -27,21 +27,6 @@ class RequestOutputCollector:
     its own. `trace` counts what happens here, where the request is traced; `stamps` then writes it down.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_failed",
-        "_put_at",
-        "_seen",
-        "_stamps",
-        "_take",
-        "_waiter",
-        "aggregate",
-        "input_error",
-        "output",
-        "request_id",
-        "trace",
-    )
-
     def __init__(
         self,
         output_kind: RequestOutputKind,

@@ -60,32 +60,6 @@ class RequestState:
     `session` is there where the prompt comes in parts: texts and ids go on over all of them, figures are those of a part.
     """
 
-    __slots__ = (
-        "_delta",
-        "_final_only",
-        "_sent",
-        "_token_ids",
-        "_weight_versions",
-        "detokenizer",
-        "external_req_id",
-        "is_prefilling",
-        "logprobs_processor",
-        "num_cached_tokens",
-        "num_new_prompt_tokens",
-        "parent_req",
-        "pooling",
-        "prompt",
-        "prompt_token_ids",
-        "queue",
-        "request_id",
-        "request_index",
-        "sampling_params",
-        "session",
-        "stats",
-        "stream_interval",
-        "trace",
-    )
-
     def __init__(
         self,
         tokenizer: Tokenizer | None,
