@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,131 +30,81 @@ SETTLE_S = 1.0  # how long the engine core may take to write down what it heard 
 HTML_STYLE = "font: 12px/1.25 monospace; white-space: pre; overflow-x: auto"  # a notebook's own would bend the columns
 
 
-@dataclass(frozen=True)
-class RequestRow:
+class _Row:
+    """Prints and becomes a row of a frame without the journey that it was made of."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.columns().items())})"
+
+    def columns(self) -> dict[str, Any]:
+        """Its plain values by name."""
+        return {name: value for name, value in vars(self).items() if name != "journey"}
+
+
+class RequestRow(_Row):
     """One request. Times are seconds, from its arrival where they are moments; None where it never came so far."""
 
-    id: str
-    outcome: str | None
-    finish_reason: str | None
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    output_tokens: int | None
-    queued_s: float
-    first_token_s: float | None
-    total_s: float | None
-    steps: int
-    preemptions: int
-    puts: int | None
-    staples: int | None
-    takes: int | None
-    left: int | None
-    late: int
-    trace_id: str
-    journey: RequestJourney = field(repr=False)
-
-    @classmethod
-    def of(cls, request: RequestJourney) -> RequestRow:
-        """The row of one journey."""
+    def __init__(self, request: RequestJourney) -> None:
         close, start = request.close, request.accept.t
         first = close.t_first_token if close else None
-        return cls(
-            id=request.accept.external_id,
-            outcome=close.outcome if close else None,
-            finish_reason=close.finish_reasons[0] if close and close.finish_reasons else None,
-            prompt_tokens=close.num_prompt_tokens if close else None,
-            cached_tokens=close.num_cached_tokens if close else None,
-            output_tokens=close.num_output_tokens if close else None,
-            queued_s=sum(map(queue_time_ns, request.stays)) / 1e9,
-            first_token_s=None if first is None else (first - start) / 1e9,
-            total_s=None if close is None else (close.t - start) / 1e9,
-            steps=sum(spell.steps.total for stay in request.stays for spell in stay.spells),
-            preemptions=sum(len(stay.spells) - 1 for stay in request.stays),
-            puts=close.puts if close else None,
-            staples=close.staples if close else None,
-            takes=close.takes if close else None,
-            left=close.left if close else None,
-            late=len(request.late),
-            trace_id=request.accept.trace_id,
-            journey=request,
-        )
+        self.id = request.accept.external_id
+        self.outcome = close.outcome if close else None
+        self.finish_reason = close.finish_reasons[0] if close and close.finish_reasons else None
+        self.prompt_tokens = close.num_prompt_tokens if close else None
+        self.cached_tokens = close.num_cached_tokens if close else None
+        self.output_tokens = close.num_output_tokens if close else None
+        self.queued_s = sum(map(queue_time_ns, request.stays)) / 1e9
+        self.first_token_s = None if first is None else (first - start) / 1e9
+        self.total_s = None if close is None else (close.t - start) / 1e9
+        self.steps = sum(spell.steps.total for stay in request.stays for spell in stay.spells)
+        self.preemptions = sum(len(stay.spells) - 1 for stay in request.stays)
+        self.puts = close.puts if close else None
+        self.staples = close.staples if close else None
+        self.takes = close.takes if close else None
+        self.left = close.left if close else None
+        self.late = len(request.late)
+        self.trace_id = request.accept.trace_id
+        self.journey = request
 
 
-@dataclass(frozen=True)
-class StepRow:
-    """One step of an engine core. `start_s` is seconds after the run's first request arrived."""
+class StepRow(_Row):
+    """One step of an engine core. `start_s` is seconds after the run's first request arrived, at `zero` (wall nanoseconds)."""
 
-    index: int
-    start_s: float
-    schedule_s: float
-    execute_s: float | None
-    requests: int
-    prefills: int
-    tokens: int
-    running: int
-    waiting: int
-    kv_usage: float
-    preempted: int
-    journey: StepJourney = field(repr=False)
-
-    @classmethod
-    def of(cls, step: StepJourney, zero: int) -> StepRow:
-        """The row of one journey; `zero` is wall nanoseconds."""
+    def __init__(self, step: StepJourney, zero: int) -> None:
         plan, execute = step.schedule, step.execute
-        return cls(
-            index=plan.step,
-            start_s=(step.process.wall(plan.t0) - zero) / 1e9,
-            schedule_s=(plan.t1 - plan.t0) / 1e9,
-            execute_s=None if execute is None else (execute.t1 - execute.t0) / 1e9,
-            requests=plan.num_requests,
-            prefills=plan.num_prefill,
-            tokens=plan.num_tokens,
-            running=plan.num_running,
-            waiting=plan.num_waiting,
-            kv_usage=plan.kv_usage,
-            preempted=len(plan.preempted),
-            journey=step,
-        )
+        self.index = plan.step
+        self.start_s = (step.process.wall(plan.t0) - zero) / 1e9
+        self.schedule_s = (plan.t1 - plan.t0) / 1e9
+        self.execute_s = None if execute is None else (execute.t1 - execute.t0) / 1e9
+        self.requests = plan.num_requests
+        self.prefills = plan.num_prefill
+        self.tokens = plan.num_tokens
+        self.running = plan.num_running
+        self.waiting = plan.num_waiting
+        self.kv_usage = plan.kv_usage
+        self.preempted = len(plan.preempted)
+        self.journey = step
 
 
-@dataclass(frozen=True)
-class BagRow:
-    """One bag as the front end sorted it. `start_s` is seconds after the run's first request arrived."""
+class BagRow(_Row):
+    """One bag as the front end sorted it. `start_s` is seconds after the run's first request arrived, at `zero`."""
 
-    number: int
-    step: int | None
-    start_s: float
-    sort_s: float
-    wire_s: float | None
-    letters: int
-    tokens: int
-    put: int
-    stapled: int
-    kept_back: int
-    late: int
-    bytes: int
-    journey: Bag = field(repr=False)
-
-    @classmethod
-    def of(cls, bag: Bag, zero: int) -> BagRow:
-        """The row of one journey; `zero` is wall nanoseconds."""
+    def __init__(self, bag: Bag, zero: int) -> None:
         sort, received = bag.sort, bag.process.wall(bag.sort.t_received)
         sent = bag.step.process.wall(bag.send.t1) if bag.step and bag.send else None
-        return cls(
-            number=sort.bag,
-            step=bag.step.index if bag.step else None,
-            start_s=(received - zero) / 1e9,
-            sort_s=(sort.t_done - sort.t_received) / 1e9,
-            wire_s=None if sent is None else max(received - sent, 0) / 1e9,
-            letters=sort.num_outputs,
-            tokens=sort.num_tokens,
-            put=sort.num_put,
-            stapled=sort.num_stapled,
-            kept_back=sort.num_kept_back,
-            late=len(sort.late),
-            bytes=sort.body_size,
-            journey=bag,
-        )
+        self.number = sort.bag
+        self.step = bag.step.index if bag.step else None
+        self.start_s = (received - zero) / 1e9
+        self.sort_s = (sort.t_done - sort.t_received) / 1e9
+        self.wire_s = None if sent is None else max(received - sent, 0) / 1e9
+        self.letters = sort.num_outputs
+        self.tokens = sort.num_tokens
+        self.put = sort.num_put
+        self.stapled = sort.num_stapled
+        self.kept_back = sort.num_kept_back
+        self.late = len(sort.late)
+        self.bytes = sort.body_size
+        self.journey = bag
 
 
 class TracedRun:
@@ -179,17 +128,17 @@ class TracedRun:
     @cached_property
     def requests(self) -> list[RequestRow]:
         """In the order of their arrival."""
-        return [RequestRow.of(request) for request in self.journey.requests]
+        return [RequestRow(request) for request in self.journey.requests]
 
     @cached_property
     def steps(self) -> list[StepRow]:
         """In the order in which they began."""
-        return [StepRow.of(step, self._zero) for step in self.journey.steps]
+        return [StepRow(step, self._zero) for step in self.journey.steps]
 
     @cached_property
     def bags(self) -> list[BagRow]:
         """In the order in which they came."""
-        return [BagRow.of(bag, self._zero) for bag in self.journey.bags]
+        return [BagRow(bag, self._zero) for bag in self.journey.bags]
 
     def frames(self) -> dict[str, Any]:
         """ "requests", "steps" and "bags" as pandas DataFrames. Raises VLLMValidationError where pandas is not installed."""
@@ -279,10 +228,10 @@ def _run_dir_of(engine: object) -> Path:
     )
 
 
-def _frame(rows: Sequence[Any]) -> Any:
+def _frame(rows: Sequence[_Row]) -> Any:
     try:
         pandas = importlib.import_module("pandas")
     except ImportError:
         told = "frames need pandas, which is not installed; `pip install pandas`, or use the lists requests, steps and bags"
         raise VLLMValidationError(told, parameter="frames", value=None) from None
-    return pandas.DataFrame([{name: value for name, value in vars(row).items() if name != "journey"} for row in rows])
+    return pandas.DataFrame([row.columns() for row in rows])

@@ -15,12 +15,8 @@ from typing import ClassVar
 import msgspec
 
 AttributeValue = str | bool | int | float | Sequence[str | int | float]
-
-# A letter's fate, one character each in Sort.fates.
-PUT, STAPLED, KEPT_BACK = "p", "s", "k"
-
 Error = tuple[str, str]  # type and message
-_LATEST = ("t_done", "t3", "t2", "t1", "ts", "t")  # whichever of these times a kind has first is its newest
+PUT, STAPLED, KEPT_BACK = "p", "s", "k"  # a letter's fate, one character each in Sort.fates
 
 
 class Record(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
@@ -31,14 +27,14 @@ class Record(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
     @property
     def newest(self) -> int:
         """The latest monotonic time in this record, 0 where it has none."""
-        name = _newest_name(type(self))
-        value: int | list[int] = getattr(self, name) if name else 0
+        value: int | list[int] = getattr(self, _clock(type(self)), 0)
         return value if isinstance(value, int) else value[-1]
 
 
 @functools.cache
-def _newest_name(kind: type[Record]) -> str | None:
-    return next((name for name in _LATEST if name in kind.__struct_fields__), None)
+def _clock(kind: type[Record]) -> str:
+    """The time that is its newest, "" where it has none."""
+    return next((name for name in ("t_done", "t3", "t2", "t1", "ts", "t") if name in kind.__struct_fields__), "")
 
 
 # ---- front end ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import gc
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -106,21 +106,16 @@ def _totals(run: Run, everything: bool) -> Iterator[RenderableType]:
 _VIEWS = {"mailroom": _mailroom, "request": _requests, "totals": _totals}
 
 
+_MATTERS: tuple[Callable[[RequestJourney], object], ...] = (  # stapled, aborted, preempted
+    lambda request: request.close is not None and request.close.staples,
+    lambda request: request.aborts,
+    lambda request: any(len(stay.spells) > 1 for stay in request.stays),
+)
+
+
 def _different(numbered: list[tuple[int, RequestJourney]]) -> list[tuple[int, RequestJourney]]:
-    """The first one, and the first ones that were stapled, or aborted, or preempted."""
-    chosen = [numbered[0]]
-    for matters in (_was_stapled, _was_aborted, _was_preempted):
+    """The first one, and the first ones to which something happened."""
+    chosen = numbered[:1]
+    for matters in _MATTERS:
         chosen += [item for item in numbered if matters(item[1]) and item not in chosen][:1]
     return chosen[:WATERFALLS]
-
-
-def _was_stapled(request: RequestJourney) -> bool:
-    return request.close is not None and request.close.staples > 0
-
-
-def _was_aborted(request: RequestJourney) -> bool:
-    return bool(request.aborts)
-
-
-def _was_preempted(request: RequestJourney) -> bool:
-    return any(len(stay.spells) > 1 for stay in request.stays)
