@@ -32,8 +32,7 @@ class Record(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
 
 
 @functools.cache
-def _clock(kind: type[Record]) -> str:
-    """The time that is its newest, "" where it has none."""
+def _clock(kind: type[Record]) -> str:  # whichever of these it has first is its newest
     return next((name for name in ("t_done", "t3", "t2", "t1", "ts", "t") if name in kind.__struct_fields__), "")
 
 
