@@ -17,8 +17,8 @@ from vllm_lite.sampling_params import SamplingParams
 
 
 class NewRequestData(msgspec.Struct, array_like=True, gc=False):
-    """A request the worker sees for the first time, or again after preemption (then `prefill_token_ids` also holds the
-    answer so far and all of it is computed again). `block_ids` has one list for each KV cache group."""
+    """A request the worker sees for the first time, or again after preemption or with a session's next part: then
+    `prefill_token_ids` also holds its answer so far. `block_ids` has one list for each KV cache group."""
 
     req_id: str
     prefill_token_ids: list[int]
