@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from tests.console.story import BOOT, MS, US, Caller, Teller, short_story
 from vllm_lite.console.demo import canned_run
-from vllm_lite.console.passage import STOPS, Slot, bags_of, first_token, request_end, request_intervals, slots, time_span, total
+from vllm_lite.console.passage import STOPS, Slot, bags_of, first_token, request_end, request_intervals, slots, time_span
 from vllm_lite.tracing.journey.times import ABORT, DECODE, PREFILL, QUEUED, WIRE, WIRE_IN
 from vllm_lite.tracing.stations import STATIONS
 
@@ -36,7 +36,7 @@ def test_a_requests_stops_in_the_order_it_meets_them() -> None:
     request = short_story().requests[0]
     found = request_intervals(request)
     assert list(found) == list(STOPS)
-    lengths = {key: total(found[key]) for key in ("S1", "S2", "S3", WIRE_IN, "S4")}
+    lengths = {key: sum(t1 - t0 for t0, t1 in found[key]) for key in ("S1", "S2", "S3", WIRE_IN, "S4")}
     assert lengths == {"S1": 60 * US, "S2": 840 * US, "S3": 110 * US, WIRE_IN: 90 * US, "S4": 90 * US}
     assert [len(found[key]) for key in (QUEUED, PREFILL, DECODE, "S5", "S6", "S7", WIRE, "S8", "S9", ABORT)] == [
         *(1, 1, 1, 9, 9, 9, 9, 9, 9, 0),

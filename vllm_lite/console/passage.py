@@ -6,7 +6,6 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from rich.text import Text
@@ -107,8 +106,3 @@ def first_token(request: RequestJourney) -> int | None:
     """Nanoseconds from accept to the first token in the mailbox."""
     t = request.close.t_first_token if request.close else None
     return None if t is None else t - request.accept.t
-
-
-def total(intervals: Iterable[Interval]) -> int:
-    """Their lengths together."""
-    return sum(t1 - t0 for t0, t1 in intervals)

@@ -22,7 +22,6 @@ from vllm_lite.console.passage import (
     slots,
     stop_label,
     time_span,
-    total,
 )
 from vllm_lite.console.theme import DIM, ERROR, PROCESS_NAMES, PROCESS_STYLES, STRONG, Screen, request_name, request_style
 from vllm_lite.tracing.journey import RequestJourney, Run
@@ -103,7 +102,7 @@ class Waterfall:
                 line.append(("" if stop.process == process else PROCESS_NAMES[stop.process]).ljust(LABEL), DIM)
             process = stop.process
             line.append_text(stop_label(key, LABEL)).append(f"{len(intervals):,}".rjust(7), DIM)
-            line.append(figures.ms(total(intervals)).rjust(10)).append(f" {screen.glyphs.border} ", DIM)
+            line.append(figures.ms(sum(t1 - t0 for t0, t1 in intervals)).rjust(10)).append(f" {screen.glyphs.border} ", DIM)
             line.append_text(_strip(intervals, scale, ticks, PROCESS_STYLES[stop.process], screen))
             yield screen.fit(line)
         yield from self._mailbox(screen)

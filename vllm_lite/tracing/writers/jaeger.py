@@ -19,6 +19,8 @@ from vllm_lite.tracing.records import AttributeValue
 from vllm_lite.tracing.spans import Span
 from vllm_lite.tracing.spans.environment import SCOPE, resource_attributes
 
+_TYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
+
 
 def write_jaeger_json(spans: Iterable[Span], path: Path, environ: Mapping[str, str]) -> int:
     """Write `spans` to `path`, sorted into traces. Returns how many there were."""
@@ -49,7 +51,7 @@ def _trace(spans: list[Span], environ: Mapping[str, str]) -> dict[str, Any]:
 def _process(process: Process, environ: Mapping[str, str]) -> dict[str, Any]:
     attributes = resource_attributes(process, environ)
     name = attributes.pop("service.name", "unknown_service")
-    return {"serviceName": name, "tags": [_tag(key, value) for key, value in attributes.items()]}
+    return {"serviceName": name, "tags": _tags(attributes)}
 
 
 def _span(span: Span, process: str) -> dict[str, Any]:
@@ -64,14 +66,8 @@ def _span(span: Span, process: str) -> dict[str, Any]:
         "references": [{"refType": kind, "traceID": trace, "spanID": other} for kind, trace, other in parent + links],
         "startTime": start,
         "duration": end - start,
-        "tags": [_tag(key, value) for key, value in {**span.attributes, **_described(span)}.items()],
-        "logs": [
-            {
-                "timestamp": event.t // 1000,
-                "fields": [_tag(key, value) for key, value in {"event": event.name, **event.attributes}.items()],
-            }
-            for event in span.events
-        ],
+        "tags": _tags({**span.attributes, **_described(span)}),
+        "logs": [{"timestamp": e.t // 1000, "fields": _tags({"event": e.name, **e.attributes})} for e in span.events],
         "processID": process,
         "warnings": None,
     }
@@ -89,12 +85,6 @@ def _described(span: Span) -> dict[str, AttributeValue]:
     return tags
 
 
-def _tag(key: str, value: AttributeValue) -> dict[str, Any]:
-    if isinstance(value, bool):
-        return {"key": key, "type": "bool", "value": value}
-    if isinstance(value, int):
-        return {"key": key, "type": "int64", "value": value}
-    if isinstance(value, float):
-        return {"key": key, "type": "float64", "value": value}
-    text = value if isinstance(value, str) else json.dumps(list(value), ensure_ascii=False)
-    return {"key": key, "type": "string", "value": text}
+def _tags(attributes: Mapping[str, AttributeValue]) -> list[dict[str, Any]]:
+    told = {key: value if type(value) in _TYPES else json.dumps(value, ensure_ascii=False) for key, value in attributes.items()}
+    return [{"key": key, "type": _TYPES[type(value)], "value": value} for key, value in told.items()]

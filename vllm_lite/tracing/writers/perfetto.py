@@ -58,12 +58,8 @@ def perfetto_events(spans: list[Span]) -> Iterator[dict[str, Any]]:
     for row, own in rows.items():
         for number, lane in enumerate(_lanes(own), 1):
             place = {"pid": pids[row.group], "tid": next(tids)}
-            yield {
-                "ph": "M",
-                "name": "thread_name",
-                **place,
-                "args": {"name": row.name + (f" ({number})" if number > 1 else "")},
-            }
+            name = row.name + (f" ({number})" if number > 1 else "")
+            yield {"ph": "M", "name": "thread_name", **place, "args": {"name": name}}
             for span in lane:
                 lanes[span.span_id] = place
                 yield from _slice(span, place, start)
