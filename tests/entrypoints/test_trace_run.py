@@ -133,7 +133,7 @@ def test_a_traceparent_that_says_no_is_respected_and_told(tiny_model_path: Path,
     unsampled = TRACEPARENT[:-2] + "00"
     done = vllm_lite(*toy(tiny_model_path, "one", "--max-tokens", "3", "--traceparent", unsampled, "--out", tmp_path / "run"))
     assert done.returncode == 0, done.stderr
-    assert "nothing was traced there" in done.stdout
+    assert "No request was traced in" in done.stdout
     assert "MAILROOM" not in done.stdout
 
 

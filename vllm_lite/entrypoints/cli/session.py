@@ -91,12 +91,13 @@ class Session:
         return int(any(receipt.kind == "error" for receipt in self.receipts))
 
     def recorded(self) -> Run | None:
-        """The run so far, None (and a sentence on the screen) where nothing was recorded."""
-        try:
-            return load_run(self.run_dir)
-        except FileNotFoundError as error:
-            self.console.print(Text(str(error), DIM))
-            return None
+        """The run so far, None (and a sentence on the screen) where no request was recorded."""
+        with contextlib.suppress(FileNotFoundError):
+            run = load_run(self.run_dir)
+            if run.requests:
+                return run
+        self.console.print(Text(f"No request was traced in {self.run_dir}.", DIM))
+        return None
 
     def show(self) -> None:
         """Mailroom, waterfalls, totals, and how to see them again."""
