@@ -2,8 +2,8 @@
 
     python benchmarks/trace_show.py [--requests 10000] [--tokens 100]
 
-Measured in processes of their own, imports included: `vllm-lite trace show` as a user calls it, its slowest requests, and the rows
-that `vllm_lite.trace.load` gives a notebook. CPU time is the figure to compare; wall time is what the machine made of it.
+Measured in processes of their own, imports included: `vllm-lite trace show` as a user calls it, its slowest requests, and the
+rows that `vllm_lite.trace.load` gives a notebook. CPU time is the figure to compare; wall time is what the machine made of it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,28 @@ SCREEN = 24  # lines
 ROWS = "import sys, vllm_lite.trace; print(vllm_lite.trace.load(sys.argv[1]))"
 
 
+def cpu_seconds(pid: int) -> float:
+    """What a process has used so far, to a hundredth of a second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def measure(name: str, command: list[str]) -> bool:
     """Run it, print what it cost; True where that is within the bars."""
     began = time.monotonic()
     done = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert done.stdout is not None
     first = "".join(itertools.islice(done.stdout, SCREEN))
-    first_s = time.monotonic() - began
+    first_s, first_cpu = time.monotonic() - began, cpu_seconds(done.pid)
     out = first + done.stdout.read()
     _, status, used = os.wait4(done.pid, 0)
     done.returncode = os.waitstatus_to_exitcode(status)
     cpu, peak = used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
     wall = time.monotonic() - began
-    print(f"{name}: {cpu:.2f} s of CPU, {wall:.2f} s, first screen after {first_s:.2f} s, {peak:.0f} MB, exit {done.returncode}")
+    print(f"{name}: first screen after {first_cpu:.2f} s of CPU, {first_s:.2f} s of time; all after {cpu:.2f} and {wall:.2f} s")
+    print(f"    {peak:.0f} MB, exit {done.returncode}")
     print(f"    {out.splitlines()[-1] if out else ''}")
-    return first_s <= BAR_S and peak <= BAR_MB and done.returncode == 0
+    return first_cpu <= BAR_S and peak <= BAR_MB and done.returncode == 0
 
 
 def main() -> int:
