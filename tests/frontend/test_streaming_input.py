@@ -178,6 +178,17 @@ async def test_outputs_go_on_over_all_answers(
     assert outputs[-1].prompt == "part 1. part 2. "
 
 
+async def test_an_arrival_time_is_that_of_the_first_part(llm: AsyncLLM, client: FakeClient, talker: Talker) -> None:
+    collector = await llm.add_request("mine", talker.parts(), params(), 5.0)
+    for number in (1, 2):
+        talker.say("x")
+        client.put(row(await sent(client, number), ids("a"), finish_reason=LENGTH))
+    assert client.added[0].arrival_time == 5.0 < client.added[1].arrival_time
+    await llm.abort("mine")
+    assert (await collector.get()).finished
+    await until(lambda: talker.closed)
+
+
 async def test_an_empty_generator_gives_nothing(llm: AsyncLLM, client: FakeClient, talker: Talker) -> None:
     talker.said.put_nowait(None)
     assert await listen(llm, talker) == []

@@ -120,6 +120,8 @@ class InputFeeder:
                     raise refuse(name, getattr(params, name), f"{getattr(self._params, name)!r} in every part, as in the first")
         num_tokens = self._session.num_tokens
         options: dict[str, Any] = {"resumable": True, "num_tokens_before": num_tokens}
+        if num_tokens:
+            options["arrival_time"] = None  # now
         request, text = await self._make(part.prompt, params, **options)
         opening = self._opening
         request.request_id, request.external_req_id = opening.request_id, opening.external_req_id
