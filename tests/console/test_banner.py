@@ -25,10 +25,6 @@ def test_the_facts() -> None:
     ]
 
 
-def test_what_is_not_known_is_left_out() -> None:
-    assert lines(Banner(EngineFacts("m", device="cpu"), show_map=False), 80)[1:] == ["cpu"]
-
-
 def test_the_map_has_every_station_under_its_name() -> None:
     text = "\n".join(lines(Banner(FACTS), 80))
     assert all(f"{station.code} {station.name} " in text for station in STATIONS.values())

@@ -8,7 +8,7 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
@@ -39,23 +39,22 @@ WORDS = (
 )
 
 
-@dataclass
-class EngineFacts:
-    """What the banner says of an engine. Whatever is empty or zero is left out."""
+class EngineFacts(NamedTuple):
+    """What the banner says of an engine; `kv_bytes` is 0 where nobody counts them."""
 
     model: str
-    device: str = ""
-    dtype: str = ""
-    attention: str = ""
-    executor: str = ""
-    kv_blocks: int = 0
-    block_size: int = 0
-    kv_bytes: int = 0
-    frontend_pid: int = 0
-    core_pids: list[int] = field(default_factory=list)
-    start_seconds: float = 0.0
-    trace_level: int = 0
-    run_dir: str = ""
+    device: str
+    dtype: str
+    attention: str
+    executor: str
+    kv_blocks: int
+    block_size: int
+    kv_bytes: int
+    frontend_pid: int
+    core_pids: list[int]
+    start_seconds: float
+    trace_level: int
+    run_dir: str
 
 
 class Banner:
@@ -77,27 +76,22 @@ class Banner:
 
     def _facts(self) -> Iterator[str]:
         facts = self.facts
-        engine = [facts.device, facts.dtype, facts.attention, facts.executor and f"executor {facts.executor}"]
-        if facts.start_seconds:
-            engine.append(f"ready after {facts.start_seconds:.1f} s")
-        yield ", ".join(part for part in engine if part)
-        if facts.core_pids and not self.show_map:
+        engine = f"{facts.device}, {facts.dtype}, {facts.attention}, executor {facts.executor}"
+        yield f"{engine}, ready after {facts.start_seconds:.1f} s"
+        if not self.show_map:
             cores = ", ".join(f"engine core {pid}" for pid in facts.core_pids)
             yield f"pids: front end {facts.frontend_pid}, {cores}"
-        if facts.kv_blocks:
-            size = f", {facts.kv_bytes / (1 << 20):,.0f} MiB" if facts.kv_bytes else ""
-            yield f"KV cache: {facts.kv_blocks:,} blocks of {facts.block_size} tokens{size}"
-        if facts.run_dir:
-            yield f"trace level {facts.trace_level}, run {facts.run_dir}"
+        size = f", {facts.kv_bytes / (1 << 20):,.0f} MiB" if facts.kv_bytes else ""
+        yield f"KV cache: {facts.kv_blocks:,} blocks of {facts.block_size} tokens{size}"
+        yield f"trace level {facts.trace_level}, run {facts.run_dir}"
 
     def _map(self, screen: Screen) -> Iterator[Text]:
         """Two columns with the wires between them."""
         facts, half = self.facts, max(24, min(40, (screen.width - WAY) // 2))
         core = ", ".join(f"pid {pid}" for pid in facts.core_pids)
-        head = Text().append("FRONT END", f"bold {PROCESS_STYLES['frontend']}")
-        head.append(f"  pid {facts.frontend_pid}" if facts.frontend_pid else "", DIM)
+        head = Text().append("FRONT END", f"bold {PROCESS_STYLES['frontend']}").append(f"  pid {facts.frontend_pid}", DIM)
         head.append(" " * max(1, half + WAY - head.cell_len))
-        head.append("ENGINE CORE", f"bold {PROCESS_STYLES['engine-core']}").append(f"  {core}" if core else "", DIM)
+        head.append("ENGINE CORE", f"bold {PROCESS_STYLES['engine-core']}").append(f"  {core}", DIM)
         yield screen.fit(head)
         for i, (left, right) in enumerate(_ROWS):
             line = _stop(left, half)

@@ -115,7 +115,7 @@ class LiveAnswers:
 
     def _block(self, answer: Answer, tail: int | None = None) -> Iterator[Text]:
         """Its prompt on one line, then its text, the last `tail` lines of it."""
-        yield self._screen.fit(self._head(answer, ">").append(self._one_line(answer.prompt), DIM))
+        yield self._screen.fit(self._head(answer.number, ">").append(self._one_line(answer.prompt), DIM))
         lines = self._wrap(answer.text)
         left_out = tail is not None and len(lines) > tail
         for line in lines[-tail:] if tail is not None else lines:
@@ -150,13 +150,12 @@ class LiveAnswers:
             self._print(answer.number, Text(self._clean(rest[:cut])), sign=self._screen.glyphs.border)
 
     def _print(self, number: int, text: Text, sign: str) -> None:
-        self._console.print(self._screen.fit(self._head(Answer(number, ""), sign).append_text(text)))
+        self._console.print(self._screen.fit(self._head(number, sign).append_text(text)))
 
     # ---- both --------------------------------------------------------------------------------------------------------------
 
-    def _head(self, answer: Answer, sign: str) -> Text:
-        name = request_name(answer.number)
-        return Text().append(f"{name:<2}{sign} ", f"bold {request_style(answer.number)}")
+    def _head(self, number: int, sign: str) -> Text:
+        return Text().append(f"{request_name(number):<2}{sign} ", f"bold {request_style(number)}")
 
     def _facts(self, answer: Answer) -> str:
         facts = f"{count(answer.tokens, 'token')} in {count(answer.takes, 'letter')}"
