@@ -26,7 +26,7 @@ EXAMPLES = """examples:
   vllm-lite trace check RUN --no-orphans --unique-ids   only these rules
   vllm-lite trace check RUN --against other.jsonl       their record elsewhere
   vllm-lite trace check RUN --reachable-from 00-...     from the caller's span
-  vllm-lite trace check RUN --engine-dead               its engine core was killed
+  vllm-lite trace check RUN --engine-dead               its engine was killed
 """
 # Flag -> the rule's name and what it demands.
 RULES = {

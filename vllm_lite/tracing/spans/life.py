@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import UtilityCall
 from vllm_lite.tracing.process import Process
-from vllm_lite.tracing.spans.model import ENGINE_DEAD, INCOMPLETE, Attributes, Kind, Link, Span, derived_id, derived_trace_id
+from vllm_lite.tracing.spans.model import ENGINE_DEAD, INCOMPLETE, Kind, Link, Span, derived_id, derived_trace_id
 
 Phases = Sequence[tuple[Process, rec.Phase]]
 
@@ -40,43 +40,31 @@ def life_spans(phases: Phases, deaths: Iterable[tuple[Process, rec.EngineDead]])
 
 def call_spans(call: UtilityCall) -> list[Span]:
     """The caller's span and the engine core's below it, which it links to; of a lost caller's the latter alone."""
-    if call.serve is None:
-        return [_caller(*call.call)] if call.call is not None else []
-    served = _served(*call.serve)
-    if call.call is None:
-        served.parent_span_id, served.attributes[INCOMPLETE] = None, True
-        return [served]
-    caller = _caller(*call.call)
-    caller.links = [Link(served.trace_id, served.span_id, {})]
-    return [caller, served]
+    spans: list[Span] = []
+    if call.call is not None:
+        process, made = call.call
+        spans.append(_half(process, made, Kind.CLIENT, made.t0))
+        spans[0].attributes["vllm_lite.engine_index"] = made.engine_index
+    if call.serve is not None:
+        process, serve = call.serve
+        spans.append(served := _half(process, serve, Kind.SERVER, serve.t_received))
+        served.attributes["vllm_lite.queued_us"] = (serve.t0 - serve.t_received) / 1000
+        served.remote_parent = True
+        if call.call is None:
+            served.attributes[INCOMPLETE] = True
+        else:
+            served.parent_span_id = serve.parent_span_id
+            spans[0].links = [Link(served.trace_id, served.span_id, {})]
+    return spans
 
 
-def _caller(process: Process, call: rec.Call) -> Span:
-    times = process.wall(call.t0), process.wall(call.t1)
-    span = Span(process, call.trace_id, call.span_id, None, _name(call), Kind.CLIENT, *times, _rpc(call))
-    span.attributes["vllm_lite.engine_index"] = call.engine_index
-    return _failed(span, call.error)
-
-
-def _served(process: Process, serve: rec.Serve) -> Span:
-    ids, times = (serve.trace_id, serve.span_id, serve.parent_span_id), (process.wall(serve.t_received), process.wall(serve.t1))
-    span = Span(process, *ids, _name(serve), Kind.SERVER, *times, _rpc(serve), remote_parent=True)
-    span.attributes["vllm_lite.queued_us"] = (serve.t0 - serve.t_received) / 1000
-    return _failed(span, serve.error)
-
-
-def _name(record: rec.Call | rec.Serve) -> str:
-    return f"engine_core/{record.method}"
-
-
-def _rpc(record: rec.Call | rec.Serve) -> Attributes:
-    names = {"rpc.system": "zeromq", "rpc.service": "engine_core", "rpc.method": record.method}
-    return {**names, "vllm_lite.call_id": record.call_id}
-
-
-def _failed(span: Span, error: rec.Error | None) -> Span:
-    if error is not None:
-        span.fail(*error)
+def _half(process: Process, half: rec.Call | rec.Serve, kind: Kind, t0: int) -> Span:
+    ids, times = (half.trace_id, half.span_id, None), (process.wall(t0), process.wall(half.t1))
+    span = Span(process, *ids, f"engine_core/{half.method}", kind, *times)
+    span.attributes = {"rpc.system": "zeromq", "rpc.service": "engine_core", "rpc.method": half.method}
+    span.attributes["vllm_lite.call_id"] = half.call_id
+    if half.error is not None:
+        span.fail(*half.error)
     return span
 
 
@@ -84,8 +72,10 @@ def _phase(process: Process, phase: rec.Phase, parent: Span | None) -> Span:
     place = _place(process)
     trace_id = parent.trace_id if parent is not None else derived_trace_id("phase", *place, phase.name, phase.t0)
     ids = trace_id, derived_id("phase", *place, phase.name, phase.t0), parent.span_id if parent is not None else None
-    times = process.wall(phase.t0), process.wall(phase.t1)
-    return _failed(Span(process, *ids, phase.name, Kind.INTERNAL, *times), phase.error)
+    span = Span(process, *ids, phase.name, Kind.INTERNAL, process.wall(phase.t0), process.wall(phase.t1))
+    if phase.error is not None:
+        span.fail(*phase.error)
+    return span
 
 
 def _started(parent: Process, child: Process) -> bool:
