@@ -81,9 +81,10 @@ def broken(run_dir: Path) -> list[str]:
 
 
 async def test_answers_calls_and_figures_are_each_ones_own(pair: Pair, tmp_path: Path) -> None:
-    here, there = await asyncio.gather(answers(pair.here), pair.tell("answers"))
-    assert here == there == SHORT_ANSWERS
-    here, there = await asyncio.gather(calls(pair.here), pair.tell("calls"))
+    async with asyncio.timeout(30):
+        here, there = await asyncio.gather(answers(pair.here), pair.tell("answers"))
+        assert here == there == SHORT_ANSWERS
+        here, there = await asyncio.gather(calls(pair.here), pair.tell("calls"))
     assert here == [[False, False]] * 30
     assert there == [[["generate", "embed"]] * 2] * 30
     ours = [figure(pair.here, "generation_tokens_total", index) for index in range(2)]
@@ -128,12 +129,15 @@ async def test_an_engine_core_is_killed(pair: Pair) -> None:
     assert await pair.tell("begin") == 4
     os.kill(pair.pids[1], signal.SIGKILL)
     ended = await asyncio.wait_for(asyncio.gather(*mine, return_exceptions=True), 20)
-    words = f"engine core 1 (pid {pair.pids[1]}) has ended"
-    assert [(type(error), str(error)) for error in ended] == [(EngineDeadError, words)] * 4
-    assert await pair.tell("ends") == [words] * 4
+    assert [type(error) for error in ended] == [EngineDeadError] * 4
+    # The other one is killed next, and a slow front end may see both at once.
+    words = {f"engine core {index} (pid {pid}) has ended" for index, pid in enumerate(pair.pids)}
+    theirs = await pair.tell("ends")
+    assert len(theirs) == 4
+    assert {*theirs, *map(str, ended)} <= words
     assert pair.here.errored
-    assert pair.here.engine_core.dead_engine_index == 1
-    with pytest.raises(EngineDeadError, match="engine core 1"):
+    assert pair.here.engine_core.dead_engine_index in (0, 1)
+    with pytest.raises(EngineDeadError, match=r"engine core \d"):
         await pair.here.check_health()
 
 

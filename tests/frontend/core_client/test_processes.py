@@ -23,6 +23,10 @@ def started() -> Iterator[EngineProcesses]:
     made.close(timeout=0)
 
 
+def pids(started: EngineProcesses) -> list[int]:
+    return [process.pid for process in started._processes.values()]
+
+
 @pytest.fixture
 def handshake(tmp_path: Path) -> str:
     return f"ipc://{tmp_path}/nobody-listens"
@@ -35,7 +39,7 @@ def test_close_ends_them_all(
     monkeypatch.setattr(processes, "DEATH_PIPE_SECONDS", 0.2)
     fake_core(mode)
     started.start(handshake, range(2))
-    assert sorted(child.pid for child in children()) == sorted(started.pids)
+    assert sorted(child.pid for child in children()) == sorted(pids(started))
     assert started.exited() == {}
     started.close(timeout=0.2 if mode == "ignores SIGTERM" else None)
     assert children() == []
@@ -48,7 +52,7 @@ def test_they_have_a_process_group_of_their_own(
 ) -> None:
     fake_core("says nothing")
     started.start(handshake, range(1))
-    assert os.getpgid(started.pids[0]) == started.pids[0]
+    assert os.getpgid(pids(started)[0]) == pids(started)[0]
 
 
 @pytest.mark.parametrize(("signum", "how"), [(signal.SIGKILL, "was ended by SIGKILL"), (None, "ended with exit code 3")])
@@ -60,8 +64,8 @@ def test_an_exit_is_noticed_once_and_the_others_are_ended(
     news: queue.Queue[tuple[int, str]] = queue.Queue()
     started.watch(lambda index, what: news.put((index, what)))
     if signum:
-        os.kill(started.pids[0], signum)
-    assert news.get(timeout=30) == (0, f"engine core 0 (pid {started.pids[0]}) {how}")
+        os.kill(pids(started)[0], signum)
+    assert news.get(timeout=30) == (0, f"engine core 0 (pid {pids(started)[0]}) {how}")
     started.close()
     assert news.empty()
     assert children() == []
@@ -109,7 +113,7 @@ def test_the_death_pipe_is_held_by_nobody_else(
     assert started._death_fd is not None
     assert not os.get_inheritable(started._death_fd)
     pipe = os.readlink(f"/proc/self/fd/{started._death_fd}")
-    for pid in started.pids:
+    for pid in pids(started):
         assert open_files(pid).count(pipe) == 1  # its read end
 
 

@@ -159,8 +159,12 @@ class AsyncMPClient(EngineCoreClient):
     async def abort_requests_async(
         self, request_ids: Sequence[str], reason: str = "api", trace_headers: Mapping[str, str] | None = None
     ) -> None:
-        """Tell the engine core to give requests up; nothing where it is dead."""
-        self._abort(request_ids, reason, trace_headers, self.engine_indexes[0])
+        """Tell the engine cores to give requests up; nothing where they are dead."""
+        known = trace_headers or {}
+        for index, ids in self._by_engine(request_ids).items():
+            if ids and self.dead_error is None:
+                headers = {request_id: known[request_id] for request_id in ids if request_id in known}
+                self._send(EngineCoreRequestType.ABORT, EngineCoreAbort(ids, reason, headers), index)
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         """Call a method of every engine core; the first one's result."""
@@ -183,12 +187,9 @@ class AsyncMPClient(EngineCoreClient):
         request.client_index = self._client_index
         return Posted(engine_index, self._send(EngineCoreRequestType.ADD, request, engine_index))
 
-    def _abort(
-        self, request_ids: Sequence[str], reason: str, trace_headers: Mapping[str, str] | None, engine_index: int
-    ) -> None:
-        if request_ids and self.dead_error is None:
-            abort = EngineCoreAbort(list(request_ids), reason, dict(trace_headers or {}))
-            self._send(EngineCoreRequestType.ABORT, abort, engine_index)
+    def _by_engine(self, request_ids: Sequence[str]) -> dict[int, list[str]]:
+        """Whose requests these are."""
+        return {self.engine_indexes[0]: list(request_ids)}
 
     async def _call(self, engine_index: int, method: str, args: Sequence[Any]) -> Any:
         number = next(self._numbers)

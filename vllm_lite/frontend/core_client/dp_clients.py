@@ -44,14 +44,8 @@ class DPLBAsyncMPClient(AsyncMPClient):
             self.balancer.forget(request.request_id)
             raise
 
-    async def abort_requests_async(
-        self, request_ids: Sequence[str], reason: str = "api", trace_headers: Mapping[str, str] | None = None
-    ) -> None:
-        """Tell each engine core which of its requests to give up; ids that none has are passed over."""
-        known = trace_headers or {}
-        for index, ids in self.balancer.by_engine(request_ids).items():
-            headers = {request_id: known[request_id] for request_id in ids if request_id in known}
-            self._abort(ids, reason, headers, index)
+    def _by_engine(self, request_ids: Sequence[str]) -> dict[int, list[str]]:
+        return self.balancer.by_engine(request_ids)
 
 
 class DPAsyncMPClient(AsyncMPClient):

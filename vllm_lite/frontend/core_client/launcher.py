@@ -43,6 +43,7 @@ from vllm_lite.wire.sockets import ipc_folder, make_zmq_socket
 logger = logging.getLogger(__name__)
 
 READY_TIMEOUT = "VLLM_LITE_ENGINE_READY_TIMEOUT_S"
+HEAR_EVERY_MS = 100
 LAST_WORDS_MS = 500  # how long an exited engine core's message may still be on its way
 
 
@@ -63,7 +64,7 @@ def launch_core_engines(vllm_config: VllmConfig, client_count: int) -> Iterator[
         engines = CoreEngines(config, client_count)
         stack.callback(engines.close)
         engines.start()
-        engines.processes.watch(lambda _, how: logger.error("%s, and so do the others", how))
+        engines.processes.watch(lambda _, how: logger.error("%s; the others are killed", how), by_force=True)
         yield [
             {"client_addresses": addresses, "client_count": client_count, "client_index": index}
             for index, addresses in enumerate(engines.addresses)
@@ -110,11 +111,35 @@ class CoreEngines:
         with (
             zmq.Context() as context,
             make_zmq_socket(context, handshake_address, zmq.ROUTER, bind=True, linger=1000) as handshake,
-            hearing_ctrl_c() as from_now_on,
+            noting_ctrl_c() as hear,
         ):
             self.processes.start(handshake_address, indexes, coordinator)
-            from_now_on()
-            _await_ready(handshake, self.processes, indexes, init, float(timeout))
+            self._await_ready(handshake, init, float(timeout), hear)
+
+    def _await_ready(self, socket: zmq.Socket[Any], init: EngineInit, timeout: float, hear: Callable[[], None]) -> None:
+        """`socket` is a ROUTER. HELLO gets the configuration for an answer; READY, or a failure to start, comes next."""
+        greeted, missing = set[bytes](), set(self._vllm_config.parallel_config.engine_indexes)
+        deadline = time.monotonic() + timeout
+        poller = zmq.Poller()
+        for source in (socket, *self.processes.pidfds):
+            poller.register(source, zmq.POLLIN)
+        while missing:
+            events = dict(poller.poll(HEAR_EVERY_MS))
+            hear()
+            if time.monotonic() > deadline:
+                raise EngineStartError(f"engine core {sorted(missing)} was not ready within {timeout:g} s and was ended")
+            if socket in events:
+                identity, *frames = socket.recv_multipart()
+                if identity in greeted:
+                    _raise_failure(frames)
+                    missing.discard(decode_ready(frames).engine_index)
+                else:
+                    _check_hello(frames)
+                    greeted.add(identity)
+                    socket.send_multipart([identity, msgspec.msgpack.encode(init)])
+            elif (exited := self.processes.exited()) and not socket.poll(LAST_WORDS_MS):  # who is gone may have said why
+                ends = "; ".join(exited.values())
+                raise EngineStartError(f"the engine could not be started: {ends}. Its last words above say why")
 
     def close(self, timeout: float | None = None) -> None:
         """End the processes, in order for `timeout` seconds, then by force. May be called more than once."""
@@ -123,34 +148,6 @@ class CoreEngines:
 
     def _address(self, name: str) -> str:
         return f"ipc://{self._folder / name}"
-
-
-def _await_ready(
-    socket: zmq.Socket[Any], processes: EngineProcesses, indexes: Sequence[int], init: EngineInit, timeout: float
-) -> None:
-    """`socket` is a ROUTER. HELLO gets the configuration for an answer; READY, or a failure to start, comes next."""
-    greeted, missing = set[bytes](), set(indexes)
-    deadline = time.monotonic() + timeout
-    poller = zmq.Poller()
-    for source in (socket, *processes.pidfds):
-        poller.register(source, zmq.POLLIN)
-    while missing:
-        left = deadline - time.monotonic()
-        events = dict(poller.poll(int(left * 1000) + 1)) if left > 0 else {}
-        if not events:
-            raise EngineStartError(f"engine core {sorted(missing)} was not ready within {timeout:g} s and was ended")
-        if socket in events:
-            identity, *frames = socket.recv_multipart()
-            if identity in greeted:
-                _raise_failure(frames)
-                missing.discard(decode_ready(frames).engine_index)
-            else:
-                _check_hello(frames)
-                greeted.add(identity)
-                socket.send_multipart([identity, msgspec.msgpack.encode(init)])
-        elif (exited := processes.exited()) and not socket.poll(LAST_WORDS_MS):  # who is gone may have said why
-            ends = "; ".join(exited.values())
-            raise EngineStartError(f"the engine could not be started: {ends}. Its last words above say why")
 
 
 def _check_hello(frames: Sequence[bytes]) -> None:
@@ -192,32 +189,27 @@ def _check_protocol(engine_index: int, version: int) -> None:
 
 
 @contextlib.contextmanager
-def hearing_ctrl_c() -> Iterator[Callable[[], None]]:
-    """Ctrl-C is held back until what this yields is called: none comes between a child's birth and its entry in our list.
+def noting_ctrl_c() -> Iterator[Callable[[], None]]:
+    """Ctrl-C has no effect but where the function that this yields is called, and at the end of the block.
 
-    From then on it raises KeyboardInterrupt although a loop is kept waiting: a running loop's Ctrl-C cancels a task or calls
-    somebody back, which is not before we are done.
+    So none comes between a child's birth and its entry in our list. There it raises KeyboardInterrupt although a loop is kept
+    waiting: a running loop's Ctrl-C cancels a task or calls somebody back, which is not before we are done.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):  # not heard here, or not meant
         yield lambda: None
         return
-    held: list[tuple[int, FrameType | None]] = []
+    came: list[tuple[int, FrameType | None]] = []
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        handler(number, frame)
-        if asyncio._get_running_loop() is not None:
-            raise KeyboardInterrupt
+    def hear() -> None:
+        while came:
+            handler(*came.pop())
+            if asyncio._get_running_loop() is not None:
+                raise KeyboardInterrupt
 
-    def from_now_on() -> None:
-        signal.signal(signal.SIGINT, interrupt)
-        while held:
-            interrupt(*held.pop())
-
-    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
     try:
-        yield from_now_on
+        yield hear
     finally:
         signal.signal(signal.SIGINT, handler)
-        if held:
-            handler(*held[0])
+        hear()

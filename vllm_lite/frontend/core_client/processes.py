@@ -33,8 +33,7 @@ class EngineProcesses:
 
     def __init__(self) -> None:
         self._owner = os.getpid()
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._indexes: list[int] = []  # in the same order
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by index
         self._pidfds: list[int] = []
         self._death_fd: int | None = None  # write end of the death pipe; no child has it
         self._wake_fd: int | None = os.eventfd(0)
@@ -58,8 +57,7 @@ class EngineProcesses:
         """In a process group of its own, so that Ctrl-C reaches it through us."""
         command = [sys.executable, "-m", *module, "--death-fd", str(death_fd)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(death_fd,), process_group=0)
-        self._processes.append(process)
-        self._indexes.append(index)
+        self._processes[index] = process
         self._pidfds.append(os.pidfd_open(process.pid))
 
     @property
@@ -67,19 +65,16 @@ class EngineProcesses:
         """One file descriptor for each process, readable once it has exited."""
         return self._pidfds
 
-    @property
-    def pids(self) -> list[int]:
-        """The processes, the coordinator's first."""
-        return [process.pid for process in self._processes]
-
     def exited(self) -> dict[int, str]:
         """How each process that is gone has ended, a clause by its index."""
-        codes = [(index, process, process.poll()) for index, process in zip(self._indexes, self._processes, strict=True)]
-        return {index: _ending(index, process.pid, code) for index, process, code in codes if code is not None}
+        codes = [(index, process.pid, process.poll()) for index, process in self._processes.items()]
+        return {index: _ending(index, pid, code) for index, pid, code in codes if code is not None}
 
-    def watch(self, on_exit: Callable[[int, str], None]) -> None:
-        """From now on call `on_exit(index, how)` in a thread when a process exits, once; the others are then ended."""
-        self._watcher = threading.Thread(target=self._watch, args=(on_exit,), name="engine-core-monitor", daemon=True)
+    def watch(self, on_exit: Callable[[int, str], None], *, by_force: bool = False) -> None:
+        """From now on call `on_exit(index, how)` in a thread when a process exits, once; the others are then ended, `by_force`
+        at once: an orderly end would tell callers that their requests were aborted before they hear of the death."""
+        args = (on_exit, None if by_force else TERMINATE_SECONDS)
+        self._watcher = threading.Thread(target=self._watch, args=args, name="engine-core-monitor", daemon=True)
         self._watcher.start()
 
     def condemn(self) -> None:
@@ -105,7 +100,7 @@ class EngineProcesses:
             self._pidfds, self._wake_fd = [], None
         return True
 
-    def _watch(self, on_exit: Callable[[int, str], None]) -> None:
+    def _watch(self, on_exit: Callable[[int, str], None], timeout: float | None) -> None:
         poller = select.poll()
         assert self._wake_fd is not None
         for fd in (*self._pidfds, self._wake_fd):
@@ -115,19 +110,19 @@ class EngineProcesses:
             return
         for index, how in self.exited().items():
             on_exit(index, how)
-        self._end(TERMINATE_SECONDS)
+        self._end(timeout)
 
-    def _end(self, timeout: float) -> None:
+    def _end(self, timeout: float | None) -> None:
+        """In order for `timeout` seconds, then by force; None: by force at once."""
         with self._ending:
-            for process in self._processes:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGTERM)
-            self._wait(timeout)
+            for process in self._processes.values():
+                process.send_signal(signal.SIGKILL if timeout is None else signal.SIGTERM)  # nothing where it has exited
+            self._wait(timeout or 0)
             if self._death_fd is not None:
                 os.close(self._death_fd)
                 self._death_fd = None
             self._wait(DEATH_PIPE_SECONDS)
-            for process in self._processes:
+            for process in self._processes.values():
                 if process.poll() is None:
                     logger.warning("pid %d does not end and is killed", process.pid)
                     process.kill()
@@ -136,7 +131,7 @@ class EngineProcesses:
     def _wait(self, timeout: float) -> None:
         """Until all have exited, for at most `timeout` seconds."""
         deadline = time.monotonic() + timeout
-        for process in self._processes:
+        for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(deadline - time.monotonic(), 0))
 

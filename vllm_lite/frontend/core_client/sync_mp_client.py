@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -33,8 +34,13 @@ class SyncMPClient:
     def __init__(self, vllm_config: VllmConfig) -> None:
         self._client = AsyncMPClient(vllm_config)
         self.ready = self._client.ready
-        self._thread = _LoopThread(self._client)
-        self._finalizer = weakref.finalize(self, _LoopThread.close, self._thread)
+        self._bags: SimpleQueue[Bag | EngineDeadError] = SimpleQueue()  # what came, and at last the error that ends it
+        self._loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=_run, args=(self._loop,), name="engine-core-client", daemon=True)
+        thread.start()
+        pump = asyncio.run_coroutine_threadsafe(_pump(self._client, self._bags), self._loop)
+        self._close = partial(_close, self._client, self._loop, thread, pump)
+        self._finalizer = weakref.finalize(self, self._close)
 
     def note_calls(self, note: NoteCall) -> None:
         """From now on wrap every utility call in `note`; it runs on the loop's thread, while the caller waits."""
@@ -47,11 +53,10 @@ class SyncMPClient:
 
     def get_bag(self) -> Bag:
         """Wait for the next bag. Call it only while a request is in the engine."""
-        bags = self._thread.bags
-        item = bags.get()
+        item = self._bags.get()
         if isinstance(item, Bag):
             return item
-        bags.put(item)  # it stands: there will be no bag any more
+        self._bags.put(item)  # it stands: there will be no bag any more
         raise EngineDeadError(str(item))
 
     def get_output(self) -> EngineCoreOutputs:
@@ -60,64 +65,54 @@ class SyncMPClient:
 
     def add_request(self, request: EngineCoreRequest) -> Posted:
         """Send a request."""
-        return self._thread.call(self._client.add_request_async, request)
+        return self._call(self._client.add_request_async, request)
 
     def abort_requests(
         self, request_ids: Sequence[str], reason: str = "api", trace_headers: Mapping[str, str] | None = None
     ) -> None:
         """Tell the engine core to give requests up; nothing where it is dead."""
         if self.dead_error is None:
-            self._thread.call(self._client.abort_requests_async, request_ids, reason, trace_headers)
+            self._call(self._client.abort_requests_async, request_ids, reason, trace_headers)
 
     def call_utility(self, method: str, *args: Any) -> Any:
         """Call a method of the engine core and wait for its result."""
-        return self._thread.call(self._client.call_utility_async, method, *args)
+        return self._call(self._client.call_utility_async, method, *args)
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the engine core and the thread."""
         if self._finalizer.detach():
-            self._thread.close(timeout)
+            self._close(timeout)
 
-
-class _LoopThread(threading.Thread):
-    """Runs the client's event loop; `bags` holds what came, and at last the error after which nothing comes."""
-
-    def __init__(self, client: AsyncMPClient) -> None:
-        super().__init__(name="engine-core-client", daemon=True)
-        self.bags: SimpleQueue[Bag | EngineDeadError] = SimpleQueue()
-        self._client = client
-        self._stands: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-        self.start()
-        self._loop, self._ended = self._stands.result()
-
-    def run(self) -> None:
-        """The thread's body."""
-        asyncio.run(self._serve())
-
-    def call(self, method: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Run an async method of the client on the loop and wait for its result; from another thread."""
-        error = self._client.dead_error
+    def _call(self, method: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Run an async method of the client on the loop and wait for its result."""
+        error = self.dead_error
         if error is not None:
             raise EngineDeadError(str(error))
         return asyncio.run_coroutine_threadsafe(method(*args), self._loop).result()
 
-    def close(self, timeout: float | None = None) -> None:
-        """End the engine core, then the loop, which closes the sockets before."""
-        self._client.shutdown(timeout)
-        self._loop.call_soon_threadsafe(self._ended.set)
-        if threading.current_thread() is not self:  # garbage collection may call this anywhere
-            self.join()
 
-    async def _serve(self) -> None:
-        ended = asyncio.Event()
-        self._stands.set_result((asyncio.get_running_loop(), ended))
-        pump = asyncio.create_task(self._pump())
-        await ended.wait()
-        await pump
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
-    async def _pump(self) -> None:
-        try:
-            while True:
-                self.bags.put(await self._client.get_bag_async())
-        except EngineDeadError as error:
-            self.bags.put(error)
+
+async def _pump(client: AsyncMPClient, bags: SimpleQueue[Bag | EngineDeadError]) -> None:
+    try:
+        while True:
+            bags.put(await client.get_bag_async())
+    except EngineDeadError as error:
+        bags.put(error)
+
+
+def _close(
+    client: AsyncMPClient,
+    loop: asyncio.AbstractEventLoop,
+    thread: threading.Thread,
+    pump: Future[None],
+    timeout: float | None = None,
+) -> None:
+    """End the engine core, which ends the pump, then the loop, which closes the sockets before."""
+    client.shutdown(timeout)
+    pump.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
+    if threading.current_thread() is not thread:  # garbage collection may call this anywhere
+        thread.join()
