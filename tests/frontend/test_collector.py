@@ -239,9 +239,12 @@ async def test_an_end_without_a_letter(stamps: Stamps) -> None:
     assert (last.finished, counts(trace), trace.closed) == (True, (1, 0, 1, 0), True)
 
 
-def test_an_end_that_nobody_takes_is_no_letter_left(stamps: Stamps) -> None:
+@pytest.mark.parametrize("broken", [False, True])
+def test_an_end_that_nobody_takes_is_no_letter_left(stamps: Stamps, broken: bool) -> None:
     collector, trace = traced(stamps)
     collector.finish()
+    if broken:
+        collector.put(RuntimeError("broken"))
     collector.close()
     assert counts(trace) == (0, 0, 0, 0)
     assert STREAM_FINISHED.outputs == []

@@ -82,9 +82,9 @@ class RequestOutputCollector:
     def _put_error(self, error: Exception) -> str:
         if self._failed:
             return KEPT_BACK
-        self._failed = True
-        if self.output is not None and self.trace is not None:
+        if self.trace is not None and self._letter() is not None:
             self.trace.left += 1
+        self._failed = True
         self.output = error
         self._wake()
         return PUT
@@ -145,11 +145,14 @@ class RequestOutputCollector:
         trace = self.trace
         if trace is None or self._stamps is None or trace.closed:
             return
-        left = self.output
-        lies_there = left is not None and left is not STREAM_FINISHED and not self._failed
-        trace.left += lies_there
-        trace.left_tokens = self._num_new(left) if lies_there else 0
+        left = self._letter()
+        trace.left += left is not None
+        trace.left_tokens = 0 if left is None else self._num_new(left)
         self._stamps.close_request(trace, error)
+
+    def _letter(self) -> Output | None:
+        """What lies in the slot to be taken: no error, and not the mere end."""
+        return None if self._failed or self.output is STREAM_FINISHED else self.output
 
     def _num_new(self, output: Output) -> int:
         """How many tokens this brings that its caller did not have; once for each output."""
