@@ -23,6 +23,7 @@ from vllm_lite.config import ModelConfig
 from vllm_lite.exceptions import UnsupportedModelError
 from vllm_lite.worker.attention.interface import ATTENTION_NAME
 from vllm_lite.worker.device import select_dtype
+from vllm_lite.worker.norms import replace_norms
 from vllm_lite.worker.prepack import PrepackedLinear, prepack_linears
 
 
@@ -75,6 +76,7 @@ def finalize(model: torch.nn.Module, device: torch.device) -> None:
     model.requires_grad_(False)
     if device.type == "cpu":
         prepack_linears(model)
+        replace_norms(model)
 
 
 def weights_bytes(model: torch.nn.Module) -> int:

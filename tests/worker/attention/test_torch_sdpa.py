@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_lite.wire.kv_cache_interface import FullAttentionSpec
+from vllm_lite.worker.attention import torch_sdpa
 from vllm_lite.worker.attention.interface import PagedLayer
 from vllm_lite.worker.attention.metadata import AttentionMetadata
-from vllm_lite.worker.attention.torch_sdpa import FEW_DECODES, GROUP_SLOTS, TorchSdpaBackend, group_by_length
+from vllm_lite.worker.attention.torch_sdpa import FEW_DECODES, GROUP_SLOTS, SHORT_PROMPT, TorchSdpaBackend, group_by_length
 
 BLOCK = 4
 
@@ -97,11 +98,17 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_decodes_chunks_and_whole_prompts_in_one_batch(kind: str) -> None:
-    few = [(9, 1), (0, 1), (30, 1), (0, 4), (0, 13), (7, 6), (12, 3)]
+@pytest.mark.parametrize("few_slots", [0, torch_sdpa.FEW_SLOTS])
+def test_decodes_chunks_and_whole_prompts_in_one_batch(kind: str, few_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_sdpa, "FEW_SLOTS", few_slots)
+    few = [(9, 1), (0, 1), (30, 1), (0, 4), (0, 13), (7, 6), (0, 3), (12, 3)]
     run(few, KINDS[kind])
     run([(length, 1) for length in range(3, 3 + FEW_DECODES + 5)] + few[3:], KINDS[kind])
     run([(12, 1)] * (FEW_DECODES + 1), KINDS[kind])
+
+
+def test_short_prompts_are_computed_together_and_long_ones_alone() -> None:
+    run([(0, 2), (0, SHORT_PROMPT + 1), (0, SHORT_PROMPT), (0, SHORT_PROMPT), (3, 2), (0, 5)], {})
 
 
 @settings(max_examples=30, deadline=None)
@@ -109,7 +116,10 @@ def test_decodes_chunks_and_whole_prompts_in_one_batch(kind: str) -> None:
 def test_any_batch(data: st.DataObject) -> None:
     decodes = data.draw(st.lists(st.integers(0, 200), max_size=8))
     chunks = data.draw(st.lists(st.tuples(st.integers(0, 20), st.integers(2, 12)), min_size=0 if decodes else 1, max_size=3))
-    run([(old, 1) for old in decodes] + chunks, KINDS[data.draw(st.sampled_from(sorted(KINDS)))], data.draw(st.integers(0, 9)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_sdpa, "FEW_SLOTS", data.draw(st.sampled_from([0, 100, 2000])))
+        lengths = [(old, 1) for old in decodes] + chunks
+        run(lengths, KINDS[data.draw(st.sampled_from(sorted(KINDS)))], data.draw(st.integers(0, 9)))
 
 
 @given(st.lists(st.integers(1, 20_000), max_size=40))

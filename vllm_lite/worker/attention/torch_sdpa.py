@@ -2,7 +2,7 @@
 
 Process: worker. Knows: one step's metadata; caches as [Hkv, slots, D], heads first, so that a gather is ready for a batched
 matrix product. Does not know: the model. Decodes are gathered side by side, with the query heads of each KV head as rows (keys
-and values are never repeated); each chunk of a prompt is computed on its own.
+and values are never repeated), and so are short prompts; any other chunk of a prompt is computed on its own.
 Mirrors: vllm/v1/attention/backends/cpu_attn.py
 """
 
@@ -27,20 +27,34 @@ from vllm_lite.worker.step_buffer import upload
 GROUP_SLOTS = 8192
 # oneDNN builds a kernel for each new shape it meets, so in its dtypes decodes' lengths grow in steps of this many slots.
 LENGTH_STEP = 16
-# Up to this many decodes torch's own kernel is faster than two matrix products and a softmax; beyond, much slower.
-FEW_DECODES = 4
+# Up to so many slots, or decodes, torch's own kernel is faster than two matrix products and a softmax; beyond, much slower.
+FEW_SLOTS, FEW_DECODES = 2048, 4
+# Prompts up to this length take less time to be padded and copied side by side than to be computed one by one.
+SHORT_PROMPT = 128
 
 
 @dataclass(slots=True, eq=False)
 class DecodeGroup:
     """B sequences of like length L, one new token each. `rows` [B] are rows of the flat batch, None for all decodes in order;
-    `slots` [B * L]; `mask` [Hkv * B, 1, L] is 0 or -inf, None where all are L long."""
+    `slots` [B * L]; `mask` [Hkv * B, 1, L] is 0 or -inf, None where all are L long. `few`: best left to torch's own kernel."""
 
     rows: torch.Tensor | None
     slots: torch.Tensor
     count: int
     length: int
     mask: torch.Tensor | None
+    few: bool
+
+
+@dataclass(slots=True, eq=False)
+class PromptGroup:
+    """B whole prompts of like length L. `padded` [B * L] are rows of the flat batch, each prompt's last repeated up to L;
+    `places` [n] is where in them its n tokens are found, in the order of `rows` [n]."""
+
+    padded: torch.Tensor
+    places: torch.Tensor
+    rows: torch.Tensor
+    count: int
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +76,15 @@ class LayerKind(NamedTuple):
     plain: bool
 
 
+@dataclass(slots=True, eq=False)
+class Plan:
+    """All that layers of one kind have to do in a step."""
+
+    decodes: list[DecodeGroup]
+    prompts: list[PromptGroup]
+    chunks: list[Chunk]
+
+
 class TorchSdpaBackend(AttentionBackend):
     """Gather, then scaled dot product attention."""
 
@@ -70,7 +93,7 @@ class TorchSdpaBackend(AttentionBackend):
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
         self._dtype = dtype
-        self._plans: dict[LayerKind, tuple[list[DecodeGroup], list[Chunk]]] = {}
+        self._plans: dict[LayerKind, Plan] = {}
 
     def allocate(self, spec: FullAttentionSpec, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Two zeroed tensors, [Hkv, num_blocks * block_size, D] and [..., Dv]."""
@@ -90,32 +113,46 @@ class TorchSdpaBackend(AttentionBackend):
         kind = LayerKind(layer.sliding_window, key.shape[0], layer.plain)
         if kind not in self._plans:
             self._plans[kind] = self._plan(kind)
-        groups, chunks = self._plans[kind]
-        if len(groups) == 1 and not chunks:
-            return _decode(layer, groups[0], query)
+        plan = self._plans[kind]
+        if len(plan.decodes) == 1 and not plan.prompts and not plan.chunks:
+            return _decode(layer, plan.decodes[0], query)
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
-        for group in groups:
+        for group in plan.decodes:
             rows = slice(group.count) if group.rows is None else group.rows
             out[rows] = _decode(layer, group, query[:, rows])
-        for chunk in chunks:
+        for prompts in plan.prompts:
+            out[prompts.rows] = _prompts(layer, prompts, query, key, value)
+        for chunk in plan.chunks:
             own = slice(chunk.start, chunk.end)
             out[own] = _prefill(layer, chunk, query[:, own], key[:, own], value[:, own])
         return out
 
-    def _plan(self, kind: LayerKind) -> tuple[list[DecodeGroup], list[Chunk]]:
+    def _plan(self, kind: LayerKind) -> Plan:
         meta = self._metadata
-        lengths = meta.seq_lens[: meta.num_decodes]
-        lengths = lengths if kind.window is None else np.minimum(lengths, kind.window)
-        groups = [self._decode_group(rows, kind) for rows in group_by_length(lengths)]
-        return groups, [self._chunk(request, kind) for request in range(meta.num_decodes, meta.num_reqs)]
+        longest = kind.window or np.iinfo(np.int64).max
+        lengths = np.minimum(meta.seq_lens[: meta.num_decodes], longest)
+        decodes = [self._decode_group(rows, int(lengths[rows].max()), kind) for rows in group_by_length(lengths)]
+        counts, alone = np.diff(meta.query_start_loc), np.arange(meta.num_decodes, meta.num_reqs)
+        short = alone[kind.plain & (counts == meta.seq_lens)[alone] & (counts[alone] <= min(longest, SHORT_PROMPT))]
+        groups = [short[group] for group in group_by_length(counts[short]) if len(group) > 1]
+        alone = np.setdiff1d(alone, np.concatenate(groups)) if groups else alone
+        prompts = [self._prompt_group(group) for group in groups]
+        return Plan(decodes, prompts, [self._chunk(request, kind) for request in alone.tolist()])
 
-    def _decode_group(self, rows: npt.NDArray[np.int64], kind: LayerKind) -> DecodeGroup:
-        few = kind.plain and len(rows) <= FEW_DECODES
+    def _decode_group(self, rows: npt.NDArray[np.int64], longest: int, kind: LayerKind) -> DecodeGroup:
+        few = kind.plain and (len(rows) <= FEW_DECODES or len(rows) * longest <= FEW_SLOTS)
         slots, valid = self._metadata.padded_slots(rows, kind.window, 1 if few or self._dtype.itemsize > 2 else LENGTH_STEP)
         mask = None if valid.all() else self._mask(valid)[:, None].repeat(kind.kv_heads, 1, 1)
         every_decode = len(rows) == self._metadata.num_decodes
         flat = self._upload(slots.reshape(-1))
-        return DecodeGroup(None if every_decode else self._upload(rows), flat, len(rows), slots.shape[1], mask)
+        return DecodeGroup(None if every_decode else self._upload(rows), flat, len(rows), slots.shape[1], mask, few)
+
+    def _prompt_group(self, requests: npt.NDArray[np.int64]) -> PromptGroup:
+        starts, ends = (self._metadata.query_start_loc[requests + after, None] for after in (0, 1))
+        rows = starts + np.arange((ends - starts).max())
+        places = np.flatnonzero(rows < ends)
+        padded = np.minimum(rows, ends - 1).reshape(-1)
+        return PromptGroup(self._upload(padded), self._upload(places), self._upload(padded[places]), len(requests))
 
     def _chunk(self, request: int, kind: LayerKind) -> Chunk:
         meta = self._metadata
@@ -151,18 +188,34 @@ def _decode(layer: PagedLayer, group: DecodeGroup, query: torch.Tensor) -> torch
     """One token for each of B sequences: query [H, B, D], returns [B, H, Dv]."""
     heads, count, width = query.shape
     kv_heads = layer.key_cache.shape[0]
-    keys = layer.key_cache.index_select(1, group.slots).view(kv_heads * count, group.length, -1)
-    values = layer.value_cache.index_select(1, group.slots).view(kv_heads * count, group.length, -1)
+
+    def gather(cache: torch.Tensor) -> torch.Tensor:
+        return cache.index_select(1, group.slots).view(kv_heads * count, group.length, -1)
+
     packed = query.reshape(kv_heads, -1, count, width).transpose(1, 2).reshape(kv_heads * count, -1, width)
-    if layer.plain and count <= FEW_DECODES:
-        mask = None if group.mask is None else group.mask[None]
+    keys = gather(layer.key_cache)
+    if group.few:
+        values, mask = gather(layer.value_cache), None if group.mask is None else group.mask[None]
         out = scaled_dot_product_attention(packed[None], keys[None], values[None], attn_mask=mask, scale=layer.scaling)[0]
     else:
         sinks = None
         if layer.sinks is not None:
             sinks = layer.sinks.view(kv_heads, 1, -1, 1).expand(-1, count, -1, -1).reshape(kv_heads * count, -1, 1)
-        out = _softmax_attention(layer, packed, keys, values, mask=group.mask, sinks=sinks)
+        weights = _weights(layer, packed, keys, mask=group.mask, sinks=sinks)
+        out = torch.bmm(weights, gather(layer.value_cache))  # not sooner: keys would have to leave the CPU's cache for them
     return out.view(kv_heads, count, -1, out.shape[2]).transpose(0, 1).reshape(count, heads, -1)
+
+
+def _prompts(
+    layer: PagedLayer, group: PromptGroup, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """Short prompts: the flat batch's query [H, T, D], keys and values, returns the group's n rows [n, H, Dv]."""
+    q, k, v = (
+        x.transpose(0, 1).index_select(0, group.padded).view(group.count, -1, x.shape[0], x.shape[2]).transpose(1, 2)
+        for x in (query, key, value)
+    )
+    out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=layer.scaling, enable_gqa=True)
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, group.places)
 
 
 def _prefill(layer: PagedLayer, chunk: Chunk, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -183,30 +236,22 @@ def _prefill(layer: PagedLayer, chunk: Chunk, query: torch.Tensor, key: torch.Te
     repeats = query.shape[0] // key.shape[0]
     key, value = key.repeat_interleave(repeats, 0), value.repeat_interleave(repeats, 0)
     sinks = None if layer.sinks is None else layer.sinks.view(-1, 1, 1).expand(-1, query.shape[1], -1)
-    return _softmax_attention(layer, query, key, value, mask=chunk.mask, sinks=sinks).transpose(0, 1)
+    return torch.bmm(_weights(layer, query, key, mask=chunk.mask, sinks=sinks), value).transpose(0, 1)
 
 
-def _softmax_attention(
-    layer: PagedLayer,
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    *,
-    mask: torch.Tensor | None,
-    sinks: torch.Tensor | None,
+def _weights(
+    layer: PagedLayer, query: torch.Tensor, keys: torch.Tensor, *, mask: torch.Tensor | None, sinks: torch.Tensor | None
 ) -> torch.Tensor:
-    """Attention in its plainest form: query [N, R, D], keys [N, L, D], values [N, L, Dv]; `mask` broadcasts to [N, R, L];
+    """How much of each value to take, [N, R, L]: query [N, R, D], keys [N, L, D]; `mask` broadcasts to the result;
     `sinks` [N, R, 1] is a column that takes its share of the softmax and gives nothing back."""
     scores = torch.bmm(query, keys.transpose(1, 2)).mul_(layer.scaling)
     if layer.softcap is not None:
         scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
     if mask is not None:
         scores.add_(mask)
-    exact = torch.promote_types(scores.dtype, torch.float32)
     if sinks is None:
-        return torch.bmm(scores.softmax(-1, dtype=exact).to(values.dtype), values)
-    weights = torch.cat([scores, sinks.to(scores.dtype)], dim=-1).softmax(-1, dtype=exact)[..., :-1]
-    return torch.bmm(weights.to(values.dtype), values)
+        return scores.softmax(-1)
+    return torch.cat([scores, sinks.to(scores.dtype)], dim=-1).softmax(-1)[..., :-1]
 
 
 def group_by_length(lengths: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
