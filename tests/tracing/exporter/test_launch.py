@@ -20,7 +20,7 @@ def test_started_followed_and_let_go(run_dir: Path) -> None:
     recorder = Recorder(run_dir, "frontend", "loop")
     with receiver(GRPC) as received:
         exporter = ExporterProcess(run_dir, f"127.0.0.1:{received.port}")
-        assert os.getsid(exporter.pid) == exporter.pid != os.getsid(0)
+        assert os.getsid(exporter._child.pid) == exporter._child.pid != os.getsid(0)
         recorder.append(make.accept())
         recorder.append(make.close())
         recorder.close()
@@ -34,14 +34,14 @@ def test_one_that_hangs_is_killed(run_dir: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("vllm_lite.tracing.exporter.launch.EXIT_MARGIN_S", 0.0)
     exporter = ExporterProcess(run_dir, "127.0.0.1:1", keep=True)
     assert exporter.close() in (0, -9)
-    assert not is_alive(exporter.pid)
+    assert not is_alive(exporter._child.pid)
 
 
 PARENT = """
 import sys, time
 from pathlib import Path
 from vllm_lite.tracing.exporter.launch import ExporterProcess
-print(ExporterProcess(Path(sys.argv[1]), sys.argv[2]).pid, flush=True)
+print(ExporterProcess(Path(sys.argv[1]), sys.argv[2])._child.pid, flush=True)
 time.sleep(60)
 """
 

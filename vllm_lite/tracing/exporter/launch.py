@@ -36,11 +36,6 @@ class ExporterProcess:
         self._child = subprocess.Popen(command, pass_fds=(read_end,), stdin=subprocess.DEVNULL, start_new_session=True)
         os.close(read_end)
 
-    @property
-    def pid(self) -> int:
-        """The child's process id."""
-        return self._child.pid
-
     def close(self) -> int:
         """Tell it that all is written and wait for its end, at most the flush budget and a second. Returns its exit status."""
         os.close(self._alive)

@@ -52,7 +52,7 @@ def read_settings(environ: Mapping[str, str], endpoint: str | None = None) -> Se
         protocol=protocol,
         compression=_compression(environ, protocol),
         enabled=_enabled(environ),
-        flush_s=_flush_s(environ),
+        flush_s=_number(environ, "VLLM_LITE_TRACE_FLUSH_S", _number(environ, "OTEL_BSP_EXPORT_TIMEOUT", FLUSH_S * 1000) / 1000),
         delay_s=_number(environ, "OTEL_BSP_SCHEDULE_DELAY", 500) / 1000,
         batch_spans=int(_number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)) or 512,
         queue_spans=int(_number(environ, "OTEL_BSP_MAX_QUEUE_SIZE", 16_384)) or 16_384,
@@ -136,12 +136,6 @@ def _enabled(environ: Mapping[str, str]) -> bool:
             raise _refused("OTEL_TRACES_EXPORTER", item, "otlp or none; `vllm-lite trace show` prints spans on the console")
     disabled = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     return not disabled and (not exporters or "otlp" in exporters)
-
-
-def _flush_s(environ: Mapping[str, str]) -> float:
-    if environ.get("VLLM_LITE_TRACE_FLUSH_S", "").strip():
-        return _number(environ, "VLLM_LITE_TRACE_FLUSH_S", FLUSH_S)
-    return _number(environ, "OTEL_BSP_EXPORT_TIMEOUT", FLUSH_S * 1000) / 1000
 
 
 def _number(environ: Mapping[str, str], name: str, default: float) -> float:
