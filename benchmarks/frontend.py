@@ -3,8 +3,8 @@
     python benchmarks/frontend.py [--peer SCRIPT --peer-python PYTHON]
 
 256 requests, DELTA, 200 tokens each of real text. No engine core runs: a client hands out bags that were made before, so what
-is timed is what the front end does between a decoded bag and the caller's hands. CPU seconds of this process, the median of
-rounds.
+is timed is what the front end does between a decoded bag and the caller's hands. CPU time of the loop's thread, medians of
+rounds; what is compared takes turns, some bags each, so that whatever else runs on the machine slows all alike.
 With --peer another program's front end is measured between the rounds, by a script that prints "async ... us/tok" itself.
 """
 
@@ -19,9 +19,10 @@ import statistics
 import subprocess
 import tempfile
 import time
+import unittest.mock
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_lite import AsyncEngineArgs, AsyncLLM, RequestOutputKind, SamplingParams
 from vllm_lite.config.model_files import DEFAULT_MODEL, resolve_model
@@ -40,24 +41,40 @@ from vllm_lite.wire.messages import (
 )
 from vllm_lite.wire.stats import SchedulerStats
 
+BLOCK = 25  # bags of one engine before the next one has its turn
 TEXT = (
     "The quick brown fox jumps over the lazy dog. In 1905 Albert Einstein published four papers; "
     "def f(x):\n    return x ** 2 + 1\n\nNaïve café, 日本語 テスト, emoji 😀 and numbers 3.14159. "
 ) * 40
 
 
+class Kind(NamedTuple):
+    """What is measured: a trace level, statistics or none, and whether the callers' headers ask for the requests' traces."""
+
+    level: int = 0
+    log_stats: bool = False
+    sampled: bool = True
+
+
 class Script(EngineCoreClient):
-    """An engine core client that has every bag ready: one token for each request in each."""
+    """An engine core client whose bags were made before: one token for each request in each."""
 
     def __init__(self) -> None:
-        self.ready = [EngineCoreReadyResponse(PROTOCOL_VERSION, 0, 1, 2048, 1000, 16, "float32", "cpu", 49152, "none")]
+        self.ready = [
+            EngineCoreReadyResponse(
+                PROTOCOL_VERSION, 0, 1, 2048, 1000, 16, "float32", "cpu", 49152, "none", supported_tasks=["generate"]
+            )
+        ]
         self.added: list[str] = []
         self._bags: Iterator[Bag] = iter(())
-        self._go = asyncio.Event()
+        self._go, self._done = asyncio.Event(), asyncio.Event()
 
-    def load(self, bags: list[Bag]) -> None:
+    async def hand_out(self, bags: Sequence[Bag]) -> None:
+        """Until all of them are sorted and their letters read."""
         self._bags = iter(bags)
+        self._done.clear()
         self._go.set()
+        await self._done.wait()
 
     @property
     def dead_error(self) -> EngineDeadError | None:
@@ -68,12 +85,11 @@ class Script(EngineCoreClient):
         return None
 
     async def get_bag_async(self) -> Bag:
-        await self._go.wait()
         await asyncio.sleep(0)  # as when the loop hears from the socket: readers have their turn before
-        bag = next(self._bags, None)
-        if bag is None:
+        while (bag := next(self._bags, None)) is None:
             self._go.clear()
-            return await self.get_bag_async()
+            self._done.set()
+            await self._go.wait()
         return bag
 
     async def add_request_async(self, request: EngineCoreRequest) -> Posted:
@@ -86,11 +102,60 @@ class Script(EngineCoreClient):
         raise AssertionError("nothing is given up here")
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
-        return ["generate"]
+        raise NotImplementedError(method)
 
     async def ping_async(self, seconds: float) -> None: ...
 
     def shutdown(self, timeout: float | None = None) -> None: ...
+
+
+class Engine:
+    """An AsyncLLM without an engine core, and what one round of it has cost."""
+
+    def __init__(self, folder: str, kind: Kind) -> None:
+        self.kind = kind
+        self.client = client = Script()
+        args = AsyncEngineArgs(
+            model=str(resolve_model(DEFAULT_MODEL)), max_model_len=2048, trace_level=kind.level, trace_dir=folder
+        )
+        with unittest.mock.patch.object(async_llm, "make_async_mp_client", return_value=client):
+            self.llm = AsyncLLM.from_vllm_config(args.create_engine_config(), disable_log_stats=not kind.log_stats)
+        self.bags: list[Bag] = []
+        self.cpu = self.cpu_added = 0.0
+
+    async def add(self, requests: int, steps: int) -> None:
+        """So many callers, and the bags they wait for."""
+        self.client.added.clear()
+        start = time.thread_time()
+        self._callers = [asyncio.create_task(self._read(str(i), steps)) for i in range(requests)]
+        while len(self.client.added) < requests:
+            await asyncio.sleep(0)
+            if self._callers[0].done():
+                await asyncio.gather(*self._callers)  # raises what went wrong
+        self.cpu, self.cpu_added = 0.0, time.thread_time() - start
+        stream = self.llm.get_tokenizer().encode(TEXT, add_special_tokens=False)
+        self.bags = make_bags(self.client.added, stream, steps, self.kind.level > 0 and self.kind.sampled)
+
+    async def serve(self, start: int, stop: int) -> None:
+        """These bags, by the clock of this thread's CPU time."""
+        began = time.thread_time()
+        await self.client.hand_out(self.bags[start:stop])
+        self.cpu += time.thread_time() - began
+
+    async def end(self) -> None:
+        """Every caller has all its tokens."""
+        for caller in self._callers:
+            assert await caller == len(self.bags)
+
+    async def _read(self, name: str, steps: int) -> int:
+        params = SamplingParams(max_tokens=steps, output_kind=RequestOutputKind.DELTA)
+        headers = (
+            None if self.kind.sampled else {"traceparent": SpanContext(new_trace_id(), new_span_id(), False).traceparent()}
+        )
+        tokens = 0
+        async for output in self.llm.generate([1] * 64, params, name, trace_headers=headers):
+            tokens += len(output.outputs[0].token_ids)
+        return tokens
 
 
 def make_bags(request_ids: list[str], stream: list[int], steps: int, traced: bool) -> list[Bag]:
@@ -111,53 +176,31 @@ def make_bags(request_ids: list[str], stream: list[int], steps: int, traced: boo
     return bags
 
 
-async def read(llm: AsyncLLM, name: str, steps: int) -> int:
-    params = SamplingParams(max_tokens=steps, output_kind=RequestOutputKind.DELTA)
-    tokens = 0
-    async for output in llm.generate([1] * 64, params, name):
-        tokens += len(output.outputs[0].token_ids)
-    return tokens
-
-
-async def one_round(llm: AsyncLLM, client: Script, requests: int, steps: int) -> float:
-    """CPU microseconds per token."""
-    client.added.clear()
-    tasks = [asyncio.create_task(read(llm, str(i), steps)) for i in range(requests)]
-    while len(client.added) < requests:  # noqa: ASYNC110  (posting has no event)
-        await asyncio.sleep(0)
-    tokenizer = llm.get_tokenizer()
-    traced = await llm.is_tracing_enabled()
-    bags = make_bags(client.added, tokenizer.encode(TEXT, add_special_tokens=False), steps, traced)
+async def one_round(engines: Sequence[Engine], requests: int, steps: int) -> None:
+    """Every engine serves as many requests, a few bags at a time."""
+    for engine in engines:
+        await engine.add(requests, steps)
     gc.collect()
     gc.freeze()
-    start = time.process_time()
-    client.load(bags)
-    tokens = sum(await asyncio.gather(*tasks))
-    cpu = time.process_time() - start
+    for start in range(0, steps, BLOCK):
+        for engine in engines:
+            await engine.serve(start, start + BLOCK)
     gc.unfreeze()
-    assert tokens == requests * steps
-    return cpu / tokens * 1e6
+    for engine in engines:
+        await engine.end()
 
 
-def build(folder: str, level: int, log_stats: bool) -> tuple[AsyncLLM, Script]:
-    client = Script()
-    async_llm.make_async_mp_client = lambda _: client
-    args = AsyncEngineArgs(model=str(resolve_model(DEFAULT_MODEL)), max_model_len=2048, trace_level=level, trace_dir=folder)
-    return AsyncLLM.from_vllm_config(args.create_engine_config(), disable_log_stats=not log_stats), client
-
-
-async def measure(kinds: Mapping[str, tuple[int, bool]], rounds: int, requests: int, steps: int) -> dict[str, list[float]]:
-    """`rounds` figures of each kind (trace level, statistics), taking turns, after one round of each that does not count."""
+async def measure(kinds: Mapping[str, Kind], rounds: int, requests: int, steps: int) -> dict[str, list[float]]:
+    """CPU microseconds per token in each round, by kind, after a round that does not count."""
     figures: dict[str, list[float]] = {name: [] for name in kinds}
     with tempfile.TemporaryDirectory() as folder:
-        engines = {name: build(f"{folder}/{i}", *kind) for i, (name, kind) in enumerate(kinds.items())}
+        engines = {name: Engine(f"{folder}/{i}", kind) for i, (name, kind) in enumerate(kinds.items())}
         for number in range(rounds + 1):
-            for name, (llm, client) in engines.items():
-                figure = await one_round(llm, client, requests, steps)
-                if number:
-                    figures[name].append(figure)
-        for llm, _ in engines.values():
-            llm.shutdown()
+            await one_round(list(engines.values()), requests, steps)
+            for name, engine in engines.items():
+                figures[name] += [engine.cpu / requests / steps * 1e6] * bool(number)
+        for engine in engines.values():
+            engine.llm.shutdown()
     return figures
 
 
@@ -177,7 +220,7 @@ def main() -> None:
     parser.add_argument("--peer", type=Path, help="the script that measures another program's front end")
     parser.add_argument("--peer-python", default="python3", help="the Python that has this program")
     args = parser.parse_args()
-    kinds = {"vllm-lite": (0, False), "vllm-lite, statistics on": (0, True)}
+    kinds = {"vllm-lite": Kind(), "vllm-lite, statistics on": Kind(log_stats=True)}
     figures: dict[str, list[float]] = {name: [] for name in kinds}
     if args.peer is not None:
         figures["peer"] = []

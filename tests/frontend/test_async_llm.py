@@ -34,6 +34,7 @@ from vllm_lite.frontend.input_processor import DISABLE_RANDOM_IDS
 from vllm_lite.outputs import RequestOutput
 from vllm_lite.tracing.journey import Run
 from vllm_lite.tracing.journey.load import load_run
+from vllm_lite.tracing.log import TraceIdFilter
 from vllm_lite.wire.messages import FinishReason
 
 Maker = Callable[..., tuple[AsyncLLM, FakeClient]]
@@ -507,6 +508,31 @@ def read(llm: AsyncLLM) -> Run:
 def has_records(llm: AsyncLLM) -> bool:
     """An empty run directory is taken away."""
     return Path(llm.observability_config.trace_dir or "").exists()
+
+
+async def test_log_lines_of_a_traced_request_name_its_span(make: Maker, caplog: pytest.LogCaptureFixture) -> None:
+    """Its own alone: what the caller logs between two outputs is the caller's, and what fails is told under its id."""
+    caplog.set_level(logging.INFO, logger="vllm_lite")
+    with caplog.filtering(TraceIdFilter()):
+        llm, client = make(enable_log_requests=True, trace_level=1)
+        headers = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
+        left, failing = llm.generate("abc", params(), "left", trace_headers=headers), llm.generate("abc", params(), "bad")
+        tasks = [asyncio.create_task(anext(left)), asyncio.create_task(anext(failing))]
+        while len(client.added) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        client.put(row(client.added[0].request_id, ids("x")), row(client.added[1].request_id, ["x"]))  # type: ignore[list-item]
+        await tasks[0]
+        logging.getLogger("vllm_lite.caller").info("between")
+        await left.aclose()
+        with pytest.raises(EngineGenerateError):
+            await tasks[1]
+    traces = {record.getMessage(): (record.otelTraceID, record.otelTraceSampled) for record in caplog.records}  # type: ignore[attr-defined]
+    named = {message: trace for message, trace in traces.items() if trace == ("a" * 32, True)}
+    assert list(named) == [f"request {client.added[0].request_id} added", "request left aborted by its caller"]
+    assert traces["between"] == ("0", False)
+    other = client.added[1].request_id
+    (trace,) = {traces[line] for line in (f"request {other} added", f"request {other} failed", "request bad failed")}
+    assert trace[1]
 
 
 async def test_headers_are_dropped_with_one_warning_while_tracing_is_off(make: Maker, caplog: pytest.LogCaptureFixture) -> None:

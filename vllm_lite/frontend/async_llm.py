@@ -36,6 +36,7 @@ from vllm_lite.outputs import STREAM_FINISHED, PoolingRequestOutput, RequestOutp
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.tracing.context import new_span_id
+from vllm_lite.tracing.log import logged_as
 from vllm_lite.tracing.recorder import now_ns
 from vllm_lite.tracing.request_trace import RequestTrace
 from vllm_lite.wire.messages import EngineCoreRequest
@@ -252,7 +253,8 @@ class AsyncLLM(EngineControl):
                 if output is not STREAM_FINISHED:
                     yield output
         except BaseException as error:
-            await self._end_early(error, request_id, collector)
+            with logged_as(None if collector is None or collector.trace is None else collector.trace.context):
+                await self._end_early(error, request_id, collector)
             raise
         finally:
             if collector is not None:
@@ -302,7 +304,7 @@ class AsyncLLM(EngineControl):
             return await self.add_request(**arguments_of(prompt))
         trace_headers = self._usable_headers(trace_headers)
         trace = self._stamps.accept(request_id, params, trace_headers)
-        try:
+        with self._stamps.entering(trace):
             if self.errored:
                 raise self.dead_error
             self._run_output_handler()
@@ -332,10 +334,6 @@ class AsyncLLM(EngineControl):
                 return feeder.start(prompt, make, partial(self._post, sample=0, trace=trace), trace, self._stamps)
             request, text = await make(prompt, params)
             return await self._enter(request, prompt_text or text, trace)
-        except BaseException as error:
-            if trace is not None:
-                self._stamps.close_request(trace, error)
-            raise
 
     async def _make_request(
         self,

@@ -20,6 +20,7 @@ from vllm_lite.frontend.stamps import BagStamp
 from vllm_lite.frontend.tokenizer import Tokenizer
 from vllm_lite.metrics.stats import IterationStats
 from vllm_lite.outputs import PoolingRequestOutput, RequestOutput
+from vllm_lite.tracing.log import logged_as
 from vllm_lite.tracing.recorder import now_ns
 from vllm_lite.tracing.records import KEPT_BACK, PUT
 from vllm_lite.tracing.request_trace import RequestTrace
@@ -219,7 +220,8 @@ class OutputProcessor:
 
     def _fail(self, state: RequestState, error: Exception, processed: OutputProcessorOutput) -> None:
         """The front end cannot go on with this request: its caller gets the error, the engine core gives it up."""
-        logger.error("request %s failed", state.request_id, exc_info=error)
+        with logged_as(None if state.trace is None else state.trace.context):
+            logger.error("request %s failed", state.request_id, exc_info=error)
         state.queue.put(error)
         if self.request_states.get(state.request_id) is state:
             self._forget(state, None, None)

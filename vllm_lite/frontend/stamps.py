@@ -7,25 +7,24 @@ Mirrors: nothing in vLLM, whose OutputProcessor makes one span when a request ha
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from vllm_lite.config.checks import INT64_MAX, INT64_MIN
-from vllm_lite.exceptions import EngineDeadError, QueueOverflowError, VLLMClientError
+from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.core_client.client import Posted
+from vllm_lite.frontend.trace_facts import asked, ending
 from vllm_lite.pooling_params import PoolingParams
-from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
+from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.tracing.context import SpanContext, child_headers, header, new_span_id, parent_of
-from vllm_lite.tracing.recorder import Recorder, described, now_ns
+from vllm_lite.tracing.log import logged_as
+from vllm_lite.tracing.recorder import Recorder, described, now_ns, writable
 from vllm_lite.tracing.records import (
     KEPT_BACK,
     PUT,
     STAPLED,
     Abort,
     Accept,
-    AttributeValue,
     Call,
     Close,
     EngineDead,
@@ -50,7 +49,7 @@ class Stamps:
         self.phase = self._recorder.phase
         self.take = self._recorder.take  # S9: a caller took a letter; no call of our own between, for there is one per token
         self.slice_end: list[int] | None = None  # while a slice is sorted: a place for the time when that is done
-        self._model = _writable(model)
+        self._model = writable(model)
         self._closed = False
         self._level = self._recorder.level  # as it was when last looked at
         self._num_requests = 0
@@ -79,7 +78,7 @@ class Stamps:
         if not level:
             return None
         operation = "embeddings" if isinstance(params, PoolingParams) else "text_completion"
-        tracestate, attributes = header(trace_headers, "tracestate"), _asked(params)
+        tracestate, attributes = header(trace_headers, "tracestate"), asked(params)
         trace_id, parent_span_id, sampled = self._sampler.decide(trace_headers, f"{operation} {self._model}")
         if not sampled or not self._recorder.admit():
             return None
@@ -89,12 +88,12 @@ class Stamps:
         self._recorder.append(
             Accept(
                 req=trace.req,
-                external_id=_writable(str(external_id)),
+                external_id=writable(str(external_id)),
                 t=t,
                 trace_id=trace_id,
                 span_id=trace.span_id,
                 parent_span_id=parent_span_id,
-                tracestate=None if tracestate is None else _writable(tracestate),
+                tracestate=None if tracestate is None else writable(tracestate),
                 operation=operation,
                 model=self._model,
                 attributes=attributes,
@@ -103,6 +102,19 @@ class Stamps:
         )
         self._recorder.flush()
         return trace
+
+    @contextmanager
+    def entering(self, trace: RequestTrace | None) -> Iterator[None]:
+        """Around a request's way in: log lines name its span, an error is its end."""
+        if trace is None:
+            yield
+            return
+        try:
+            with logged_as(trace.context):
+                yield
+        except BaseException as error:
+            self.close_request(trace, error)
+            raise
 
     def tokenise(self, trace: RequestTrace, t0: int, num_prompt_tokens: int) -> None:
         """S2: the prompt is token ids, and was checked."""
@@ -151,23 +163,21 @@ class Stamps:
         fates = list(odd.values())
         self._recorder.append(
             Sort(
-                bag=bag,
-                engine_index=outputs.engine_index,
-                trace=outputs.step_trace,
-                t_received=arrival[0],
-                t_decoded=arrival[1],
-                slices=stamp.slices,
-                t_done=now_ns(),
-                body_size=arrival[2],
-                num_outputs=len(tokens) + len(late),
-                num_tokens=sum(tokens) + sum([count for _, count in late]),
-                num_put=len(tokens) - len(odd),
-                num_stapled=fates.count(STAPLED),
-                num_kept_back=fates.count(KEPT_BACK),
-                late=late,
-                reqs=reqs if stamp.columns else [],
-                tokens=tokens if stamp.columns else [],
-                fates=stamp.all_fates() if stamp.columns else "",
+                bag,
+                outputs.engine_index,
+                outputs.step_trace,
+                arrival[0],
+                arrival[1],
+                stamp.slices,
+                now_ns(),
+                arrival[2],
+                len(tokens) + len(late),
+                sum(tokens) + sum([count for _, count in late]),
+                len(tokens) - len(odd),
+                fates.count(STAPLED),
+                fates.count(KEPT_BACK),
+                late,
+                *((reqs, tokens, stamp.all_fates()) if stamp.columns else ()),
             )
         )
         self._recorder.flush()
@@ -219,7 +229,7 @@ class Stamps:
         trace.closed = True
         for internal_id in self._open.pop(trace.req)[1]:
             del self._posted[internal_id]
-        outcome, error_type, message = _ending(trace, error)
+        outcome, error_type, message = ending(trace, error)
         self._recorder.append(
             Close(
                 req=trace.req,
@@ -228,7 +238,7 @@ class Stamps:
                 finish_reasons=trace.finish_reasons,
                 stop_reason=trace.stop_reason,
                 error_type=error_type,
-                error_message=None if message is None else _writable(message),
+                error_message=None if message is None else writable(message),
                 puts=trace.puts,
                 staples=trace.staples,
                 takes=trace.takes,
@@ -289,56 +299,3 @@ def unsampled_headers(trace_headers: Mapping[str, str] | None) -> dict[str, str]
     if parent is None or not parent.sampled:
         return dict(trace_headers)
     return child_headers(trace_headers, SpanContext(parent.trace_id, parent.span_id, sampled=False))
-
-
-def _ending(trace: RequestTrace, error: BaseException | None) -> tuple[str, str | None, str | None]:
-    """Outcome, error type and message."""
-    reasons = set(trace.finish_reasons)
-    if error is None:
-        if "error" in reasons:
-            return "error", "EngineGenerateError", trace.error_message
-        return ("aborted", None, None) if reasons <= {"abort"} else ("finished", None, None)
-    if isinstance(error, EngineDeadError):
-        return "engine_dead", "engine_dead", str(error)
-    if isinstance(error, asyncio.CancelledError | GeneratorExit):
-        return "aborted", None, None
-    name = type(error).__name__
-    if isinstance(error, QueueOverflowError):
-        return "rejected", name, str(error)
-    return ("invalid" if isinstance(error, VLLMClientError) else "error"), name, str(error)
-
-
-def _asked(params: SamplingParams | PoolingParams) -> dict[str, AttributeValue]:
-    """gen_ai.request.* of the parameters. They are not checked yet, so whatever has a wrong type is left out."""
-    if not isinstance(params, SamplingParams):
-        return {}
-    asked = {
-        "max_tokens": params.max_tokens,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": None if params.top_k == 0 else params.top_k,
-        "seed": params.seed,
-        "frequency_penalty": None if params.frequency_penalty == 0 else params.frequency_penalty,
-        "presence_penalty": None if params.presence_penalty == 0 else params.presence_penalty,
-        "stop_sequences": None if params.stop == [] else params.stop,
-        "choice.count": None if params.n == 1 else params.n,
-        "stream": params.output_kind is not RequestOutputKind.FINAL_ONLY,
-    }
-    written = {f"gen_ai.request.{name}": _attribute(value) for name, value in asked.items()}
-    return {name: value for name, value in written.items() if value is not None}
-
-
-def _attribute(value: object) -> AttributeValue | None:
-    """The value as a record holds it; None for what it cannot hold, which the checks refuse later on."""
-    if isinstance(value, list):
-        return [_writable(text) for text in value] if all(isinstance(text, str) for text in value) else None
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return int(value) if INT64_MIN <= value <= INT64_MAX else None
-    return float(value) if isinstance(value, float) else None
-
-
-def _writable(text: str) -> str:
-    """`text` with lone surrogates, which UTF-8 cannot hold, written out."""
-    return text.encode(errors="backslashreplace").decode()

@@ -16,7 +16,7 @@ from vllm_lite.tracing.control_page import ControlPage
 from vllm_lite.tracing.records import Bye, Error, Phase, Record, Takes
 from vllm_lite.tracing.spool import SpoolWriter
 
-__all__ = ["Recorder", "described", "now_ns"]
+__all__ = ["Recorder", "described", "now_ns", "writable"]
 
 
 class Recorder:
@@ -79,5 +79,10 @@ class Recorder:
 
 
 def described(error: BaseException | None) -> Error | None:
-    """An error as records hold it: type and message, with lone surrogates, which UTF-8 cannot hold, written out."""
-    return None if error is None else (type(error).__name__, str(error).encode(errors="backslashreplace").decode())
+    """An error as records hold it: type and message."""
+    return None if error is None else (type(error).__name__, writable(str(error)))
+
+
+def writable(text: str) -> str:
+    """`text` with lone surrogates, which UTF-8 cannot hold, written out."""
+    return text.encode(errors="backslashreplace").decode()

@@ -42,6 +42,11 @@ class RequestTrace:
     left_tokens: int = -1  # new to the caller, in what lies in the slot at the close; -1 where nobody looked
     closed: bool = False  # set by whoever writes the Close record, so that there is exactly one
 
+    @property
+    def context(self) -> SpanContext:
+        """Its root span."""
+        return SpanContext(self.trace_id, self.span_id, sampled=True)
+
     def traceparent(self, span_id: str) -> str:
         """The header that makes `span_id`, a span of this request, the receiver's parent."""
         return SpanContext(self.trace_id, span_id, sampled=True).traceparent()
