@@ -136,7 +136,9 @@ class LLMEngine:
                 mailbox.close()
 
     def _give_up(self, request_ids: Sequence[str], reason: str) -> None:
-        internal_ids = self.output_processor.abort_requests(request_ids, internal=True)
+        self._send_abort(self.output_processor.abort_requests(request_ids, internal=True), reason)
+
+    def _send_abort(self, internal_ids: list[str], reason: str) -> None:
         if internal_ids and self.engine_core.dead_error is None:
             headers = None if self._stamps is None else self._stamps.abort(internal_ids, reason)
             self.engine_core.abort_requests(internal_ids, reason, headers)
@@ -183,15 +185,10 @@ class LLMEngine:
         if stamp is not None and stamps is not None:
             stamps.begin_slice()
         processed = self.output_processor.process_outputs(outputs.outputs, stamp=stamp, weight_version=outputs.weight_version)
-        if processed.reqs_to_abort:
-            self._abort_stopped(processed.reqs_to_abort)
+        self._send_abort(processed.reqs_to_abort, "stop_string")
         if stamp is not None and stamps is not None:
             stamps.end_slice(stamp, len(outputs.outputs))
             stamps.sort(stamp, outputs, (bag.t_received, bag.t_decoded, bag.body_size))
-
-    def _abort_stopped(self, internal_ids: list[str]) -> None:
-        headers = None if self._stamps is None else self._stamps.abort(internal_ids, "stop_string")
-        self.engine_core.abort_requests(internal_ids, "stop_string", headers)
 
     # ---- the rest ----------------------------------------------------------------------------------------------------------
 
