@@ -62,7 +62,9 @@ class Renderer:
         if isinstance(prompt, Mapping) and "type" in prompt:
             if tokenization_kwargs:
                 raise refuse("tokenization_kwargs", tokenization_kwargs, "empty for a prompt that is rendered already")
-            return check_rendered(prompt)
+            if prompt["type"] != "token":
+                accepted = "'token': multimodal, encoder-decoder and embeds prompts are not served"
+                raise refuse("prompt type", prompt["type"], accepted)
         options = _Tokenization.of(tokenization_kwargs)
         if isinstance(prompt, str):
             return self._from_text(prompt, options)
@@ -117,9 +119,9 @@ class Renderer:
         return {"type": "token", "prompt_token_ids": options.cut(ids), "prompt": text}
 
     def _from_dict(self, prompt: Mapping[str, Any], options: _Tokenization) -> TokensInput:
-        _refuse_other_keys(prompt, _PROMPT_KEYS)
-        if prompt.get("prompt_token_ids") is not None:
-            ids = check_token_ids("prompt_token_ids", prompt["prompt_token_ids"])
+        _refuse_other_keys(prompt, _RENDERED_KEYS if "type" in prompt else _PROMPT_KEYS)
+        if "type" in prompt or prompt.get("prompt_token_ids") is not None:
+            ids = check_token_ids("prompt_token_ids", prompt.get("prompt_token_ids"))
             rendered: TokensInput = {"type": "token", "prompt_token_ids": options.cut(ids)}
             if prompt.get("prompt") is not None:
                 rendered["prompt"] = check_text("prompt", prompt["prompt"])
@@ -129,6 +131,9 @@ class Renderer:
             raise refuse("prompt", prompt, PROMPT_KINDS)
         if prompt.get("cache_salt") is not None:
             rendered["cache_salt"] = check_text("cache_salt", prompt["cache_salt"])
+        if prompt.get("arrival_time") is not None:
+            check_number("arrival_time", prompt["arrival_time"], 0)
+            rendered["arrival_time"] = prompt["arrival_time"]
         return rendered
 
 
@@ -155,25 +160,6 @@ class _Tokenization:
 
     def cut(self, ids: list[int]) -> list[int]:
         return ids if self.truncate_prompt_tokens is None else ids[-self.truncate_prompt_tokens :]
-
-
-def check_rendered(prompt: Mapping[str, Any]) -> TokensInput:
-    """Refuse a rendered prompt that is not what `render` makes, naming what it is."""
-    if prompt["type"] != "token":
-        raise refuse("prompt type", prompt["type"], "'token': multimodal, encoder-decoder and embeds prompts are not served")
-    _refuse_other_keys(prompt, _RENDERED_KEYS)
-    rendered: TokensInput = {
-        "type": "token",
-        "prompt_token_ids": check_token_ids("prompt_token_ids", prompt.get("prompt_token_ids")),
-    }
-    key: Literal["prompt", "cache_salt"]
-    for key in ("prompt", "cache_salt"):
-        if prompt.get(key) is not None:
-            rendered[key] = check_text(key, prompt[key])
-    if prompt.get("arrival_time") is not None:
-        check_number("arrival_time", prompt["arrival_time"], 0)
-        rendered["arrival_time"] = prompt["arrival_time"]
-    return rendered
 
 
 def check_token_ids(field: str, ids: object) -> list[int]:
