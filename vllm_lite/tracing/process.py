@@ -26,6 +26,7 @@ class Process:
     threads: dict[str, bool] = field(default_factory=dict)  # thread -> its spool ended with a farewell
     t_last: int = 0  # the newest time seen in its records
     alive: bool = False  # it still ran when its spools were read
+    failed: bool = False  # it said itself that an error was its end
     resource: Mapping[str, Any] | None = None  # its attributes, where spans were read from a file that says them
 
     def wall(self, t: int) -> int:
@@ -39,8 +40,8 @@ class Process:
 
     @property
     def died(self) -> bool:
-        """It stopped without a farewell."""
-        return not self.ended and not self.alive
+        """It stopped without a farewell, or by an error."""
+        return self.failed or (not self.ended and not self.alive)
 
 
 def is_alive(pid: int) -> bool:

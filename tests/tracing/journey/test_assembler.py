@@ -68,6 +68,14 @@ def test_what_waits_for_a_lost_step_is_counted_at_the_end() -> None:
     assert assembler.unclaimed == 2
 
 
+def test_a_process_that_an_error_ended_has_died() -> None:
+    core = make.core(threads={"main": True})
+    make.assemble((core, rec.Phase("drain", 1, 2)))
+    assert (core.ended, core.died) == (True, False)
+    make.assemble((core, rec.Phase("shutdown", 1, 2, ("RuntimeError", "worker 0 ended"))), (core, rec.Phase("more", 3, 4)))
+    assert (core.ended, core.died) == (True, True)
+
+
 def test_only_so_many_traces_may_wait() -> None:
     core, assembler = make.core(), Assembler()
     for number in range(EARLY + 5):

@@ -63,7 +63,7 @@ class Assembler:
             rec.Leave: self._leave,
             rec.Serve: lambda process, serve: setattr(self.calls[serve.parent_span_id], "serve", (process, serve)),
             rec.Work: lambda process, work: self._of_step(work.trace_id, lambda step: step.works.append((process, work))),
-            rec.Phase: lambda process, phase: self.phases.append((process, phase)),
+            rec.Phase: self._phase,
             rec.EngineDead: lambda process, death: self.deaths.append((process, death)),
             rec.Dropped: lambda process, dropped: self.dropped.append((process, dropped)),
             rec.Bye: lambda process, bye: None,
@@ -196,6 +196,10 @@ class Assembler:
         for internal_id, count in record.stale:
             if (gone := self._received.get(internal_id)) is not None:  # else it is not traced
                 gone.num_stale += count
+
+    def _phase(self, process: Process, record: rec.Phase) -> None:
+        self.phases.append((process, record))
+        process.failed = process.failed or record.error is not None
 
     def _step(self, process: Process, number: int) -> StepJourney | None:
         step = self._steps_by_number.get((process, number))
