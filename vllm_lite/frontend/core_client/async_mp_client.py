@@ -62,7 +62,7 @@ class BackgroundResources:
             if self.engines is not None:
                 self.engines.close()
             raise
-        self.inbox = Inbox(sources, self._on_last_word)
+        self.inbox = Inbox(sources, self.engines.processes.condemn if self.engines is not None else lambda: None)
 
     def start(self) -> list[EngineCoreReadyResponse]:
         """Start the engine cores, where they are ours, and wait for each one's READY."""
@@ -79,10 +79,6 @@ class BackgroundResources:
         if self.engines is None:
             self.inbox.watch(list(ready.values()))
         return [ready[index] for index in self._indexes]
-
-    def _on_last_word(self) -> None:
-        if self.engines is not None:
-            self.engines.processes.condemn()
 
     def close(self, timeout: float | None = None) -> None:
         """End the engine cores, then close the sockets on the loop that uses them. May be called more than once."""

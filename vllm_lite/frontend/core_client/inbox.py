@@ -40,7 +40,7 @@ class Inbox:
         self._decoder: MsgpackDecoder[EngineCoreOutputs] = MsgpackDecoder(EngineCoreOutputs)
         self._bags: asyncio.Queue[Bag | None] = asyncio.Queue()  # None: look at the error
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None  # that reads; None before `start`
         self._failed = False
         self.error: EngineDeadError | None = None
         self.dead_engine_index: int | None = None
@@ -48,11 +48,11 @@ class Inbox:
     def start(self) -> None:
         """Read on the running loop from now on. RuntimeError where another loop did so before."""
         loop = asyncio.get_running_loop()
-        if self._loop is loop:
+        if self.loop is loop:
             return
-        if self._loop is not None:
+        if self.loop is not None:
             raise RuntimeError("this engine client belongs to another event loop; build one engine for each loop")
-        self._loop = loop
+        self.loop = loop
         # In an empty context: whoever comes first must not lend its context to what is read for all.
         run = contextvars.Context().run
         for descriptor in self._sockets:
@@ -91,8 +91,8 @@ class Inbox:
         """A future for the answer to call or ping `number`, which is about to be sent."""
         self.start()
         self.check_alive()
-        assert self._loop is not None
-        future = self._waiting[number] = self._loop.create_future()
+        assert self.loop is not None
+        future = self._waiting[number] = self.loop.create_future()
         future.add_done_callback(lambda _: self._waiting.pop(number, None))
         return future
 
@@ -103,7 +103,7 @@ class Inbox:
             return
         self._failed = True
         self._stop_reading(self._watched)
-        if self._loop is not None and self._loop.is_closed():  # nobody waits any more
+        if self.loop is not None and self.loop.is_closed():  # nobody waits any more
             return
         self._read()
         self._bags.put_nowait(None)
@@ -114,9 +114,9 @@ class Inbox:
     def fail_threadsafe(self, error: EngineDeadError, engine_index: int | None = None) -> None:
         """As `fail`, from any thread: the error stands at once, those that wait hear of it on the loop."""
         self._note(error, engine_index)
-        if self._loop is not None:
+        if self.loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
-                self._loop.call_soon_threadsafe(self.fail, error, engine_index)
+                self.loop.call_soon_threadsafe(self.fail, error, engine_index)
 
     def _note(self, error: EngineDeadError, engine_index: int | None) -> None:
         if self.error is None:
@@ -134,13 +134,8 @@ class Inbox:
 
     def _stop_reading(self, descriptors: Iterable[int]) -> None:
         for descriptor in descriptors:
-            if self._loop is not None and not self._loop.is_closed():
-                self._loop.remove_reader(descriptor)
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop that reads, None before `start`."""
-        return self._loop
+            if self.loop is not None and not self.loop.is_closed():
+                self.loop.remove_reader(descriptor)
 
     def _read(self) -> None:
         for socket in self._sockets.values():
