@@ -9,7 +9,7 @@ from vllm_lite.console.demo import canned_run
 from vllm_lite.console.passage import STOPS
 from vllm_lite.console.totals import Totals
 from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.journey import UtilityCall
+from vllm_lite.tracing.journey.model import UtilityCall
 from vllm_lite.tracing.journey.times import WIRE, station_times
 from vllm_lite.tracing.stations import STATIONS
 

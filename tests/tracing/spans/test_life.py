@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tests.tracing import make
-from vllm_lite.tracing.journey import UtilityCall
+from vllm_lite.tracing.journey.model import UtilityCall
 from vllm_lite.tracing.records import EngineDead, Phase
 from vllm_lite.tracing.spans import Kind, Link, life_spans
 from vllm_lite.tracing.spans.life import call_spans

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from vllm_lite.tracing import spool
-from vllm_lite.tracing.journey import RequestJourney, StepJourney, UtilityCall
+from vllm_lite.tracing.journey import RequestJourney, StepJourney
 from vllm_lite.tracing.journey.assembler import EARLY, Assembler
+from vllm_lite.tracing.journey.model import UtilityCall
 from vllm_lite.tracing.reader import RunReader
 from vllm_lite.tracing.run_dir import remove_if_empty
 from vllm_lite.tracing.spans import Span, bag_spans, call_spans, life_spans, request_spans, stay_spans, step_spans

@@ -5,22 +5,9 @@ Mirrors: nothing in vLLM.
 """
 
 from vllm_lite.tracing.journey.load import load_run
-from vllm_lite.tracing.journey.model import (
-    LATE,
-    Bag,
-    Letter,
-    RequestJourney,
-    Run,
-    Share,
-    Spell,
-    Stay,
-    StepJourney,
-    Take,
-    UtilityCall,
-)
+from vllm_lite.tracing.journey.model import LATE, Bag, Letter, RequestJourney, Run, Share, Spell, Stay, StepJourney, Take
 from vllm_lite.tracing.process import Process
 
 __all__ = [
-    "LATE", "Bag", "Letter", "Process", "RequestJourney", "Run", "Share", "Spell", "Stay", "StepJourney", "Take", "UtilityCall",
-    "load_run",
+    "LATE", "Bag", "Letter", "Process", "RequestJourney", "Run", "Share", "Spell", "Stay", "StepJourney", "Take", "load_run",
 ]  # fmt: skip

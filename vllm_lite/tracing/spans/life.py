@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.journey import UtilityCall
+from vllm_lite.tracing.journey.model import UtilityCall
 from vllm_lite.tracing.process import Process
 from vllm_lite.tracing.spans.model import ENGINE_DEAD, INCOMPLETE, Kind, Link, Span, derived_id, derived_trace_id
 
