@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 
 from tests.console.story import MS, US, Caller, Teller, short_story
+from tests.tracing import make
 from vllm_lite.console.columns import COLUMNS, PLANS, TIMED, WAIT, Column, longest_waits, row_figures
 from vllm_lite.console.rows import Ledger, Row
+from vllm_lite.tracing import records as rec
 
 
 def shown(column: Column, known: dict[int, dict[str, float]], row: Row) -> str:
@@ -52,3 +54,17 @@ def test_the_wait_is_that_of_the_letter_that_lay_longest() -> None:
     assert waits[2] == 45 * US
     assert waits[1] is not None
     assert waits[1] > 30 * MS
+
+
+def test_the_letter_that_tells_of_an_abort_lay_in_no_bag() -> None:
+    front = make.front()
+    run = make.run(
+        (front, make.accept()),
+        (front, make.sort(0, 10, [(1, 1, "p")])),
+        (front, rec.Takes([1], [17], [1], [2])),
+        (front, make.abort(t=30)),
+        (front, rec.Takes([1], [930], [0], [900])),
+        (front, make.close(t=940)),
+    )
+    (row,) = [row for row in Ledger(run).rows if isinstance(row, Row)]
+    assert longest_waits(run, [row]) == {id(row): 2}

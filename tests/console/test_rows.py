@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.console.story import Caller, Teller, crowd, long_story, short_story
+from tests.tracing import make
 from vllm_lite.console import rows as console_rows
 from vllm_lite.console.demo import canned_run
 from vllm_lite.console.rows import ALIKE_FROM, TELLING, Cell, Ledger, Note, Row, fates
@@ -156,3 +157,10 @@ def test_the_order_of_letters_in_a_bag_does_not_matter() -> None:
     for bag in run.bags[::2]:
         bag.members.reverse()
     assert [row.why for row in Ledger(run).shortened(10) if isinstance(row, Row) and row.why] == ["24 alike"]
+
+
+def test_a_letter_that_was_kept_back_hangs_on_no_pile() -> None:
+    front = make.front()
+    bags = [(front, make.sort(number, 10 * number, [(1, 1, fate)])) for number, fate in enumerate("pkss")]
+    cells = cells_of(Ledger(make.run((front, make.accept()), *bags)))
+    assert [row[0].stapled for row in cells] == [0, 0, 1, 2]

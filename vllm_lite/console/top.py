@@ -19,7 +19,7 @@ from vllm_lite.console.theme import STRONG, Screen
 from vllm_lite.tracing.journey import Run
 
 WINDOW_S = 2
-BAGS = 120  # looked at, so that piles of staples are counted from their first letter
+BAGS = 120  # looked at, more than a screen holds
 AROUND = 10  # lines of a screen that are no bags
 LEAST = 3
 
