@@ -19,7 +19,7 @@ EXAMPLES = """examples:
   vllm-lite trace show RUN                        mailroom, waterfalls, totals
   vllm-lite trace show RUN --view mailroom --all  every bag, none left out
   vllm-lite trace show RUN --request B            one request, by letter or id
-  vllm-lite trace show RUN --slow 3               the slowest, station by station
+  vllm-lite trace show RUN --slow 3               the three slowest requests
   vllm-lite trace show RUN --bag 17               one bag under the glass
 """
 
@@ -40,7 +40,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--view", choices=views.VIEWS, help="one view instead of all three")
     what.add_argument("--request", metavar="ID", help="the waterfall of one request")
-    what.add_argument("--slow", metavar="N", type=int, help="the N slowest requests, and where their time went")
+    what.add_argument("--slow", metavar="N", type=int, help="the N slowest requests, where their time went")
     what.add_argument("--bag", metavar="N", type=int, help="one bag, in microseconds")
     parser.add_argument("--all", action="store_true", help="leave nothing out of the middle of long runs")
     parser.set_defaults(run=run, parser=parser)
