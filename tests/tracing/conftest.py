@@ -54,7 +54,7 @@ def worked(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> R
 @pytest.fixture(scope="session")
 def called(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """With a worker in a process of its own, which is killed at last."""
-    toy = {"worker_cls": "vllm_lite.engine_core.executor.toy.ToyWorker"}
+    toy = {"worker_cls": "vllm_lite.engine_core.executor.toy.ToyWorker", "toy_step_time": 0.005}
     out = tmp_path_factory.mktemp("called") / "run"
     return play(tiny_model_path, out, Journeys.call, distributed_executor_backend="mp", additional_config=toy)
 

@@ -256,7 +256,7 @@ def test_gap_19_the_death_of_a_worker_is_what_ended_its_engine_core(called: Reco
     assert (end.attributes["error.type"], end.error) == ("RuntimeError", "worker 0 ended with exit code -9")
     [death] = called.named("engine_core.death")
     assert death.error is not None
-    last = max(called.named("process engine_core.inputs"), key=lambda stay: stay.start)
+    [last] = called.below("last", "process engine_core.inputs")
     assert last.attributes["error.type"] == "engine_dead"
     assert death.start >= end.start - 1e9
 

@@ -49,7 +49,7 @@ def test_a_record_that_cannot_be_written_is_counted_and_costs_no_other(tmp_path:
     writer.write([bad])
     writer.close(Bye(9))
     dropped = Dropped(1, "a value that cannot be written")
-    assert read(tmp_path / "frontend-42-loop.vlt") == [phase(1), phase(3), dropped, dropped, Bye(9)]
+    assert read(tmp_path / "frontend-42-loop.vlt") == [dropped, phase(1), phase(3), dropped, Bye(9)]
 
 
 def test_nothing_written_leaves_no_file(tmp_path: Path) -> None:
