@@ -9,20 +9,26 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from pathlib import Path
 
+from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing.clock import Anchor, clock_anchor
+from vllm_lite.tracing.process import is_alive
 
 CONTROL_FILE = "control"
 _MAGIC = b"VLTC\x01"
 _SIZE = 128
 _LEVEL = 8
 _LIFE = 9
+_OWN_LEVEL = 10  # the owner's; _LEVEL is the highest of it and of those leased
 _COUNT = 16  # int64: requests still to be traced; negative means no limit
 _PID = 24  # int64: the front end that owns the run
 _ANCHOR = 32  # two int64: wall and monotonic clock
 _BOOT = slice(48, 96)  # ASCII, filled up with zeros
+_LEASES = range(96, 128, 8)
+_LEASE = struct.Struct("<iB?2x")  # the process that raised the level (0: none), to what, and whether it limits the count, too
 
 
 class ControlPage:
@@ -37,7 +43,7 @@ class ControlPage:
         wall_ns, mono_ns, boot_id = anchor or clock_anchor()
         body = bytearray(_SIZE)
         body[: len(_MAGIC)] = _MAGIC
-        body[_LEVEL] = level
+        body[_LEVEL] = body[_OWN_LEVEL] = level
         struct.pack_into("<q", body, _COUNT, count)
         struct.pack_into("<q", body, _PID, pid)
         struct.pack_into("<qq", body, _ANCHOR, wall_ns, mono_ns)
@@ -62,7 +68,40 @@ class ControlPage:
 
     @level.setter
     def level(self, value: int) -> None:
-        self._page[_LEVEL] = value
+        self._page[_OWN_LEVEL] = value
+        self._settle()
+
+    def lease(self, level: int, count: int | None = None) -> int:
+        """Raise the level to `level` at least, perhaps for `count` more requests, until `release` of what this returns, or
+        until this process is gone and a request comes. Raises VLLMValidationError where there is no place for one more."""
+        self._settle()
+        place = next((place for place in _LEASES if not self._page[place : place + 4].strip(b"\0")), None)
+        if place is None:
+            told = f"{len(_LEASES)} others have raised the trace level of this run; end one of them"
+            raise VLLMValidationError(told, parameter="run", value=level)
+        _LEASE.pack_into(self._page, place, os.getpid(), level, count is not None)
+        if count is not None:
+            self.count = count
+        self._settle()
+        return place
+
+    def release(self, place: int) -> None:
+        """End a lease: the level is as if it had never been."""
+        if _LEASE.unpack_from(self._page, place)[2]:
+            self.count = -1
+        _LEASE.pack_into(self._page, place, 0, 0, False)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Forget who is gone; then the highest level is in force."""
+        highest = self._page[_OWN_LEVEL]
+        for place in _LEASES:
+            pid, level, _ = _LEASE.unpack_from(self._page, place)
+            if pid and not is_alive(pid):
+                self.release(place)
+                return
+            highest = max(highest, level)
+        self._page[_LEVEL] = highest
 
     @property
     def life(self) -> bool:
@@ -95,6 +134,8 @@ class ControlPage:
 
     def admit(self) -> bool:
         """Take one from the count; False once it is used up. Several front ends may race by one: it is a limit, no account."""
+        if self._page[_LEVEL] > self._page[_OWN_LEVEL]:
+            self._settle()
         count = self.count
         if count > 0:
             self.count = count - 1

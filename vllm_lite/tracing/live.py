@@ -55,18 +55,16 @@ def find_live_run(wanted: str) -> LiveRun:
 
 @contextmanager
 def switched(run_dir: Path, level: int | None = None, count: int | None = None) -> Iterator[None]:
-    """The run at another level, or for `count` more requests only; afterwards as it was.
+    """The run at this level at least, or for `count` more requests only; afterwards, or when this process is gone, without.
 
     Each process of the engine sees it at its next step, bag or request.
     """
     page = ControlPage.open(run_dir)
-    before = page.level, page.count
+    lease = page.lease(level or 0, count)
     try:
-        page.count = before[1] if count is None else count
-        page.level = before[0] if level is None else level
         yield
     finally:
-        page.level, page.count = before
+        page.release(lease)
         page.close()
 
 

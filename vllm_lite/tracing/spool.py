@@ -94,7 +94,8 @@ class SpoolWriter:
         kept = [record for record in records if self._encodes(record)]
         lost = len(records) - len(kept)
         logger.warning("tracing drops %d records that hold a value which cannot be written", lost)
-        return self._encoder.encode([*kept, Dropped(lost, "a value that cannot be written")])
+        self._put_dropped(lost, "a value that cannot be written")
+        return self._encoder.encode(kept)
 
     def _encodes(self, record: Record) -> bool:
         try:
@@ -139,7 +140,10 @@ class SpoolWriter:
         removed = trim(self._run_dir, self._run_bytes)
         if removed:
             reason = f"the run grew beyond {self._run_bytes} bytes; its oldest segments went: {', '.join(removed)}"
-            self._put(self._encoder.encode([Dropped(len(removed), reason)]))
+            self._put_dropped(len(removed), reason)
+
+    def _put_dropped(self, count: int, reason: str) -> None:
+        self._put(self._encoder.encode([Dropped(count, reason)]))
 
 
 def frame(body: bytes) -> bytes:
