@@ -7,7 +7,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def what_a_command_froze_may_go() -> Iterator[None]:
-    """Commands that show a run expect their process to end."""
+def garbage_is_collected_again() -> Iterator[None]:
+    """Commands that read a run expect their process to end."""
     yield
     gc.unfreeze()
+    gc.enable()

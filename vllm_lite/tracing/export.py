@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from vllm_lite.tracing.exporter.sender import LastError
 from vllm_lite.tracing.exporter.settings import Settings
-from vllm_lite.tracing.journey import load_run
+from vllm_lite.tracing.journey import Run, load_run
 from vllm_lite.tracing.spans import Span, run_spans
 from vllm_lite.tracing.spans.environment import Limits
 from vllm_lite.tracing.writers.jaeger import write_jaeger_json
@@ -36,22 +36,24 @@ class Sent(NamedTuple):
     answer: str
 
 
-def read_spans(source: Path, environ: Mapping[str, str]) -> Iterator[Span]:
-    """The spans of a run directory, or of a file of OTLP JSON lines (.gz too), within the limits that OTEL_* set.
+def read_spans(source: Run | Path, environ: Mapping[str, str]) -> Iterator[Span]:
+    """The spans of a run, of its directory, or of a file of OTLP JSON lines (.gz too), within the limits that OTEL_* set.
 
     Raises FileNotFoundError where there is nothing, ValueError for a file of another kind.
     """
     limits = Limits.read(environ)
-    spans = run_spans(load_run(source)) if source.is_dir() else read_otlp_json(source)
+    if isinstance(source, Path) and source.is_dir():
+        source = load_run(source)
+    spans = read_otlp_json(source) if isinstance(source, Path) else run_spans(source)
     return map(limits.apply, spans) if limits.any else spans
 
 
-def write_files(source: Path, targets: Mapping[str, Path], environ: Mapping[str, str]) -> dict[str, int]:
+def write_files(source: Run | Path, targets: Mapping[str, Path], environ: Mapping[str, str]) -> dict[str, int]:
     """Write `source` to each target, by the name of its format. Returns how many spans went into each."""
     return {name: FORMATS[name](read_spans(source, environ), path, environ) for name, path in targets.items()}
 
 
-def send(source: Path, settings: Settings, environ: Mapping[str, str]) -> Sent:
+def send(source: Run | Path, settings: Settings, environ: Mapping[str, str]) -> Sent:
     """Send `source` to the collector that `settings` name, until a batch does not arrive: the exporter has tried it by then."""
     errors = LastError()
     from vllm_lite.tracing.exporter.official import connect

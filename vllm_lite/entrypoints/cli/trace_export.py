@@ -23,6 +23,7 @@ from vllm_lite.entrypoints.cli import views
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing.export import FORMATS, send, write_files
 from vllm_lite.tracing.exporter.settings import read_settings
+from vllm_lite.tracing.journey import Run
 
 EXAMPLES = """examples:
   vllm-lite trace export RUN --jaeger run.json      for Jaeger's upload tab
@@ -67,24 +68,25 @@ def run(args: argparse.Namespace) -> int:
     targets = {name: path for name in FORMATS if (path := getattr(args, name)) is not None}
     if not (targets or args.html or args.svg or args.otlp_traces_endpoint):
         raise refuse("what to export", None, "one of --otlp, --jaeger, --perfetto, --html, --svg, --otlp-traces-endpoint")
-    source, console = Path(args.dir), new_console()
+    path, console = Path(args.dir), new_console()
+    source = views.open_run(args.dir) if path.is_dir() else path
     try:
         for name, number in write_files(source, targets, os.environ).items():
             console.print(Text(f"{count(number, 'span')} in {targets[name]}"), soft_wrap=True)
-        _draw(args, console)
+        _draw(args, source, console)
         return _send(source, args.otlp_traces_endpoint, console) if args.otlp_traces_endpoint else 0
     except ValueError as error:
-        if source.is_dir() or isinstance(error, VLLMValidationError):
+        if path.is_dir() or isinstance(error, VLLMValidationError):
             raise
         raise refuse("DIR", args.dir, f"a run directory, or a file of OTLP JSON lines ({error})") from None
 
 
-def _draw(args: argparse.Namespace, console: Console) -> None:
+def _draw(args: argparse.Namespace, source: Run | Path, console: Console) -> None:
     """The views as a page and as a picture, in colour whatever this terminal can do."""
     if not (args.html or args.svg):
         return
     paper = new_paper()
-    views.show(paper, views.open_run(args.dir), everything=args.all)
+    views.show(paper, views.open_run(args.dir) if isinstance(source, Path) else source, everything=args.all)
     if args.html:
         page = paper.export_html(theme=SVG_EXPORT_THEME, clear=False)
         args.html.write_text(page, encoding="utf-8")
@@ -95,7 +97,7 @@ def _draw(args: argparse.Namespace, console: Console) -> None:
         console.print(Text(f"a picture in {args.svg}"), soft_wrap=True)
 
 
-def _send(source: Path, endpoint: str, console: Console) -> int:
+def _send(source: Run | Path, endpoint: str, console: Console) -> int:
     settings = read_settings(os.environ, endpoint)
     if not settings.enabled:
         raise refuse("--otlp-traces-endpoint", endpoint, "absent where OTEL_SDK_DISABLED or OTEL_TRACES_EXPORTER switch it off")

@@ -31,9 +31,10 @@ FOLDED = "  Bags are left out here; `trace show` with --all shows every one."
 
 
 def open_run(run_dir: str) -> Run:
-    """A run to show, by a process that then ends. Raises FileNotFoundError where there is none."""
+    """A run for a process that reads it and ends. Raises FileNotFoundError where there is none."""
+    gc.disable()  # nothing of it is garbage, and looking for some takes longer than reading it,
     run = load_run(run_dir)
-    gc.freeze()  # nothing of it is garbage; to look for some, at the latest when the process ends, takes as long as reading
+    gc.freeze()  # as it would when the process ends
     return run
 
 
