@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.engine_core.core_process import VOCAB_SIZE, WAIT_S, CoreProcess, add_letter, toy_config
+from tests.flow.conftest import all_gone
 from vllm_lite.config import VllmConfig
 from vllm_lite.engine_core.executor.toy import expected_tokens
 from vllm_lite.pooling_params import PoolingParams
@@ -419,7 +420,7 @@ def test_with_worker_processes_tokens_are_the_same_and_nothing_is_left() -> None
         core.add("a", PROMPT)
         assert core.answers("a")["a"] == (expected_tokens(PROMPT, 5), "length", None)
         core.stop()
-        assert psutil.wait_procs(workers, 5)[1] == []
+        assert all_gone(workers, 5)
 
 
 @pytest.mark.parametrize("when", ["idle", "busy"])
@@ -435,7 +436,7 @@ def test_the_death_of_a_worker_is_the_engines(victim: int, when: str) -> None:
         while core.receive(core.outputs[0]) != [ENGINE_CORE_DEAD]:
             pass
         assert core.wait() == 1
-        assert psutil.wait_procs(workers, 5)[1] == []
+        assert all_gone(workers, 5)
         assert core.child.stderr is not None
         assert f"worker {victim} ended with exit code -9" in core.child.stderr.read()
 
@@ -453,7 +454,7 @@ def test_workers_end_with_the_core(how: str) -> None:
             os.close(core.death_pipe)
             core.death_pipe = -1
         core.wait()
-        assert psutil.wait_procs(workers, 5)[1] == []
+        assert all_gone(workers, 5)
 
 
 def test_sigterm_while_workers_start_leaves_none() -> None:
@@ -466,7 +467,7 @@ def test_sigterm_while_workers_start_leaves_none() -> None:
             workers = core_process.children()
         core.child.send_signal(signal.SIGTERM)
         assert core.wait() == 128 + signal.SIGTERM
-        assert psutil.wait_procs(workers, 5)[1] == []
+        assert all_gone(workers, 5)
 
 
 PARENT = """
@@ -487,7 +488,7 @@ def test_sigkill_of_the_parent_leaves_nothing() -> None:
         core_pid = int(parent.stdout.readline())
         core = psutil.Process(core_pid)
         parent.wait(WAIT_S)
-        core.wait(5)
+        assert all_gone([core], 5)
 
 
 @pytest.mark.parametrize(

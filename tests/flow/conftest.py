@@ -30,7 +30,14 @@ def is_ours(process: psutil.Process) -> bool:
 def all_gone(processes: list[psutil.Process], seconds: float = 30.0) -> bool:
     """True once none of `processes` runs any more; a zombie that nobody has waited for yet counts as gone."""
     _, living = psutil.wait_procs(processes, timeout=seconds)
-    return not [process for process in living if process.status() != psutil.STATUS_ZOMBIE]
+    return not any(runs(process) for process in living)
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # waited for just now
+        return False
 
 
 @pytest.fixture
