@@ -164,3 +164,10 @@ def test_a_letter_that_was_kept_back_hangs_on_no_pile() -> None:
     bags = [(front, make.sort(number, 10 * number, [(1, 1, fate)])) for number, fate in enumerate("pkss")]
     cells = cells_of(Ledger(make.run((front, make.accept()), *bags)))
     assert [row[0].stapled for row in cells] == [0, 0, 1, 2]
+
+
+def test_a_pile_whose_first_letters_were_cut_away_is_as_high_as_is_known() -> None:
+    front = make.front()
+    run = make.run((front, make.accept()), *((front, make.sort(n, 10 * n, [(1, 1, fate)])) for n, fate in enumerate("psssss")))
+    run.requests[0].cut(2)
+    assert [row[0].stapled for row in cells_of(Ledger(run))] == [0, 1, 1, 1, 2, 3]

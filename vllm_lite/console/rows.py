@@ -95,7 +95,8 @@ class Ledger:
         assert request is not None
         if letter.fate == LATE:
             return Cell(LATE)
-        pile, index = 0, request.letter_index(bag, place) if letter.fate == rec.STAPLED else -1
+        pile = int(letter.fate == rec.STAPLED)
+        index = request.letter_index(bag, place) - 1 if pile else -1
         while index >= 0 and (fate := request.letters.sources[index].sort.fates[request.letters.places[index]]) != rec.PUT:
             pile, index = pile + (fate == rec.STAPLED), index - 1
         last = self._last.get(id(request)) == (bag, place)

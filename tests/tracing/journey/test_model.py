@@ -51,6 +51,9 @@ def test_a_letter_is_found_by_where_it_lay() -> None:
     ]
     assert found == list(range(6))
     assert request.fates == "pspsps"
+    middle = request.letters.sources[2]
+    request.cut(1)
+    assert request.letter_index(middle, 0) == -1
 
 
 def test_a_run_prints_in_one_line(canned: Run) -> None:

@@ -8,7 +8,7 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -204,9 +204,11 @@ class RequestJourney:
         return "".join([bag.sort.fates[place] for bag, place in zip(self.letters.sources, self.letters.places, strict=True)])
 
     def letter_index(self, bag: Bag, place: int) -> int:
-        """Which of its letters lay at `place` in `bag`."""
-        index = bisect_left(self.letters.sources, bag.sort.bag, key=lambda bag: bag.sort.bag)
-        return self.letters.places.index(place, index)
+        """Which of its letters lay at `place` in `bag`; -1 for one that was cut away."""
+        sources, places = self.letters.sources, self.letters.places
+        first = bisect_left(sources, bag.sort.bag, key=lambda bag: bag.sort.bag)
+        last = bisect_right(sources, bag.sort.bag, key=lambda bag: bag.sort.bag)
+        return next((index for index in range(first, last) if places[index] == place), -1)
 
     @property
     def waits(self) -> list[int]:
