@@ -60,7 +60,7 @@ def test_a_client_whose_connection_closes_is_gone_with_its_requests() -> None:
         core.add("late", PROMPT, SamplingParams(max_tokens=200), client_index=1)
         core.inputs.pop().close(linger=1000)
         core.outputs.pop().close()
-        core.add("ours", PROMPT, SamplingParams(max_tokens=60))
+        core.add("ours", PROMPT, SamplingParams(max_tokens=230))
         while (stats := core.bag().scheduler_stats) is None or stats.num_running_reqs != 1:
             pass
         assert core.answers("ours")["ours"][1] == "length"
