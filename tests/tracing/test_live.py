@@ -10,6 +10,7 @@ import pytest
 from tests.tracing import make
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing import live
+from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.control_page import ControlPage
 from vllm_lite.tracing.live import LiveRun, Tail, find_live_run, live_runs, switched
 from vllm_lite.tracing.recorder import Recorder
@@ -83,6 +84,7 @@ def write_step(front: SpoolWriter, core: SpoolWriter, number: int) -> None:
     core.write([make.send(number, t + 30)])
     front.write(
         [make.accept(number, t=t), make.post(number), make.sort(number, t + 40, [(number, 1, "p")]), make.close(number)]
+        + [rec.Call(number, "is_paused", 0, t, t + 1, f"{number:032x}", f"{number:016x}", None)]
     )
 
 
@@ -95,8 +97,8 @@ def test_a_tail_remembers_the_last_bags_and_requests(run_dir: Path, monkeypatch:
     for number in range(1, 21):
         write_step(front, core, number)
         run = tail.poll()
-        sizes.append((len(run.requests), len(run.steps), len(run.bags)))
-    assert sizes == [(min(n, 3), min(n, 5), min(n, 5)) for n in range(1, 21)]
+        sizes.append((len(run.requests), len(run.steps), len(run.bags), len(run.calls)))
+    assert sizes == [(min(n, 3), min(n, 5), min(n, 5), min(n, 3)) for n in range(1, 21)]
     assert [bag.sort.bag for bag in run.bags] == [16, 17, 18, 19, 20]
     assert [request.accept.req for request in run.requests] == [18, 19, 20]
     assert run.unclaimed == 0

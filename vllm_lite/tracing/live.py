@@ -91,6 +91,8 @@ class Tail:
         over = [request for request in assembler.requests.values() if request.close is not None]
         for request in over[:-KEEP_REQUESTS]:
             assembler.forget_request(request)
+        for span_id in list(assembler.calls)[:-KEEP_REQUESTS]:
+            del assembler.calls[span_id]
         for request in assembler.requests.values():
             request.cut(KEEP_BAGS)
 
