@@ -27,8 +27,8 @@ from vllm_lite.worker.step_buffer import upload
 GROUP_SLOTS = 8192
 # oneDNN builds a kernel for each new shape it meets, so in its dtypes decodes' lengths grow in steps of this many slots.
 LENGTH_STEP = 16
-# Up to so many slots, or decodes, torch's own kernel is faster than two matrix products and a softmax; beyond, much slower.
-FEW_SLOTS, FEW_DECODES = 2048, 4
+# Up to so many slots, or decodes, torch's own kernel is faster than two matrix products and a softmax; beyond, slower.
+FEW_SLOTS, FEW_DECODES = 4096, 4
 # Prompts up to this length take less time to be padded and copied side by side than to be computed one by one.
 SHORT_PROMPT = 128
 
