@@ -82,7 +82,7 @@ def test_case_4_unknown_rows_are_passed_over(processor: OutputProcessor) -> None
     stamp = BagStamp()
     processor.process_outputs([row("gone", [1, 2]), row("a", ids("x"))], stamp=stamp)
     assert taken(collector).outputs[0].text == "x"
-    assert (stamp.late, stamp.reqs, stamp.tokens, stamp.all_fates()) == ([("gone", 2)], [0], [1], "p")
+    assert (stamp.late, stamp.reqs, stamp.tokens, stamp.fates) == ([("gone", 2)], [0], [1], "p")
 
 
 def test_a_stop_string_ends_the_request_here_and_asks_for_an_abort(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_stamp_notes_the_rows_that_did_not_fail(processor: OutputProcessor, by
         add(processor, name)
     stamp = BagStamp(by_letter=by_letter)
     processor.process_outputs([row("a", [97, 98]), row("bad", ["x"]), row("b", [99])], stamp=stamp)  # type: ignore[list-item]
-    assert (stamp.reqs, stamp.tokens, stamp.all_fates()) == (reqs, [2, 1], "pp")
+    assert (stamp.reqs, stamp.tokens, stamp.fates) == (reqs, [2, 1], "pp")
 
 
 def test_the_engines_interval_is_kept_back(tiny_tokenizer: Tokenizer) -> None:
@@ -152,7 +152,7 @@ def test_the_engines_interval_is_kept_back(tiny_tokenizer: Tokenizer) -> None:
     collector = add(processor)
     for text in "abc":
         processor.process_outputs([row("r", ids(text))], stamp=stamp)
-    assert stamp.all_fates() == "pks"
+    assert stamp.fates == "pks"
     assert taken(collector).outputs[0].text == "abc"
 
 

@@ -18,7 +18,7 @@ from vllm_lite.frontend.stamps import BagStamp, Stamps, unsampled_headers
 from vllm_lite.tracing.control_page import ControlPage
 from vllm_lite.tracing.journey import Run
 from vllm_lite.tracing.journey.load import load_run
-from vllm_lite.tracing.records import KEPT_BACK, STAPLED
+from vllm_lite.tracing.records import KEPT_BACK, PUT, STAPLED
 from vllm_lite.tracing.request_trace import RequestTrace
 from vllm_lite.tracing.run_dir import create_run_dir
 from vllm_lite.wire.messages import EngineCoreOutputs
@@ -164,7 +164,7 @@ def filled(trace: RequestTrace | None, stamp: BagStamp | None = None) -> BagStam
     stamp = stamp or BagStamp()
     stamp.slices.append((1, 2, 4))
     req = trace.req if trace else 0
-    stamp.reqs, stamp.tokens, stamp.odd = [req, 0, req], [1, 2, 1], {1: STAPLED, 2: KEPT_BACK}
+    stamp.reqs, stamp.tokens, stamp.fates = [req, 0, req], [1, 2, 1], PUT + STAPLED + KEPT_BACK
     stamp.late.append(("gone-1", 3))
     return stamp
 
@@ -291,7 +291,7 @@ def test_level_1_counts_what_level_2_would_have_noted_letter_by_letter() -> None
     outputs = EngineCoreOutputs(2, step_trace=SAMPLED["traceparent"])
     stamp = made.stamps.open_bag(outputs)
     assert stamp is not None
-    stamp.tokens, stamp.odd, stamp.late = [2, 1, 1, 1], {1: STAPLED, 2: KEPT_BACK}, [("gone", 2)]
+    stamp.tokens, stamp.fates, stamp.late = [2, 1, 1, 1], PUT + STAPLED + KEPT_BACK + PUT, [("gone", 2)]
     made.stamps.sort(stamp, outputs, (10, 20, 300))
     (bag,) = made.read().bags
     sort = bag.sort

@@ -10,7 +10,6 @@ import pytest
 from tests.tracing import make
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing import live
-from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.control_page import ControlPage
 from vllm_lite.tracing.live import LiveRun, Tail, find_live_run, live_runs, switched
 from vllm_lite.tracing.recorder import Recorder
@@ -83,8 +82,13 @@ def write_step(front: SpoolWriter, core: SpoolWriter, number: int) -> None:
     core.write([make.schedule(number, t, {number: 1}), make.update(number, t + 10, t + 20, [(number, "stop")], num_bags=1)])
     core.write([make.send(number, t + 30)])
     front.write(
-        [make.accept(number, t=t), make.post(number), make.sort(number, t + 40, [(number, 1, "p")]), make.close(number)]
-        + [rec.Call(number, "is_paused", 0, t, t + 1, f"{number:032x}", f"{number:016x}", None)]
+        [
+            make.accept(number, t=t),
+            make.post(number),
+            make.sort(number, t + 40, [(number, 1, "p")]),
+            make.close(number),
+            make.call(t, t + 1, span_id=f"{number:016x}"),
+        ]
     )
 
 

@@ -128,9 +128,13 @@ class OutputProcessor:
         """
         processed = OutputProcessorOutput()
         states = self.request_states
+        reqs = None if stamp is None or not stamp.by_letter else stamp.reqs
+        gone: set[int] = set()  # rows that became no letter, by identity
+        odd: dict[int, str] = {}  # the fates that are not PUT, by their rows' identity
         for row in engine_core_outputs:
             state = states.get(row.request_id)
             if state is None:
+                gone.add(id(row))
                 if stamp is not None:
                     stamp.late.append((row.request_id, len(row.new_token_ids)))
                 continue
@@ -145,13 +149,16 @@ class OutputProcessor:
                     _count_end(row, state, iteration_stats)
             except Exception as error:  # whatever it is, it is this request's alone
                 self._fail(state, error, processed)
+                gone.add(id(row))
                 continue
-            if stamp is not None:  # no calls, for there is one of these per token
-                stamp.tokens.append(len(row.new_token_ids))
-                if stamp.by_letter:
-                    stamp.reqs.append(0 if state.trace is None else state.trace.req)
-                if fate is not PUT:
-                    stamp.odd[len(stamp.tokens) - 1] = fate
+            if fate is not PUT:
+                odd[id(row)] = fate
+            if reqs is not None:
+                reqs.append(0 if state.trace is None else state.trace.req)
+        if stamp is not None:
+            letters = [row for row in engine_core_outputs if id(row) not in gone] if gone else engine_core_outputs
+            stamp.tokens += [len(row.new_token_ids) for row in letters]
+            stamp.fates += "".join([odd.get(id(row), PUT) for row in letters]) if odd else PUT * len(letters)
         return processed
 
     def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:

@@ -156,11 +156,10 @@ class Stamps:
     def sort(self, stamp: BagStamp, outputs: EngineCoreOutputs, arrival: tuple[int, int, int]) -> None:
         """S8: the bag is empty. It is written if its step is traced or one of its letters is. `arrival`: time received and
         decoded, and bytes."""
-        late, reqs, tokens, odd = stamp.late, stamp.reqs, stamp.tokens, stamp.odd
+        late, reqs, tokens, fates = stamp.late, stamp.reqs, stamp.tokens, stamp.fates
         if outputs.step_trace is None and not any(reqs):
             return
         bag, self._num_bags = self._num_bags, self._num_bags + 1
-        fates = list(odd.values())
         self._recorder.append(
             Sort(
                 bag,
@@ -173,11 +172,11 @@ class Stamps:
                 arrival[2],
                 len(tokens) + len(late),
                 sum(tokens) + sum([count for _, count in late]),
-                len(tokens) - len(odd),
+                fates.count(PUT),
                 fates.count(STAPLED),
                 fates.count(KEPT_BACK),
                 late,
-                *((reqs, tokens, stamp.all_fates()) if stamp.columns else ()),
+                *((reqs, tokens, fates) if stamp.columns else ()),
             )
         )
         self._recorder.flush()
@@ -270,25 +269,20 @@ class Stamps:
 class BagStamp:
     """What is noted while one bag is sorted.
 
-    Of each letter that somebody waits for its tokens, with `by_letter` its request's number (0: not traced), and by its place
-    its fate where that is not PUT. With `columns` they are written one by one.
+    Of each letter that somebody waits for its tokens, its fate (one of PUT, STAPLED, KEPT_BACK) and, with `by_letter`, its
+    request's number (0: not traced). With `columns` they are written one by one.
     """
 
-    __slots__ = ("by_letter", "columns", "late", "odd", "reqs", "slices", "tokens")
+    __slots__ = ("by_letter", "columns", "fates", "late", "reqs", "slices", "tokens")
 
     def __init__(self, *, by_letter: bool = True, columns: bool = True) -> None:
         self.by_letter = by_letter
         self.columns = columns
         self.reqs: list[int] = []
         self.tokens: list[int] = []
-        self.odd: dict[int, str] = {}
+        self.fates = ""
         self.late: list[tuple[str, int]] = []  # letters that nobody waits for any more: internal id and tokens
         self.slices: list[tuple[int, int, int]] = []
-
-    def all_fates(self) -> str:
-        """Of the letters that somebody waits for, in order."""
-        fates = PUT * len(self.tokens)
-        return "".join(map(self.odd.get, range(len(fates)), fates)) if self.odd else fates
 
 
 def unsampled_headers(trace_headers: Mapping[str, str] | None) -> dict[str, str] | None:
