@@ -9,7 +9,9 @@ from vllm_lite import PoolingParams
 from vllm_lite.exceptions import VLLMValidationError
 
 
-@pytest.mark.parametrize(("field", "value"), [("task", "classify"), ("pooling_type", "max"), ("normalize", 1)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("task", "classify"), ("pooling_type", "max"), ("normalize", 1), ("output_kind", 2)]
+)
 def test_a_bad_value_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(VLLMValidationError, match=rf"^{field} must be "):
         PoolingParams(**{field: value})

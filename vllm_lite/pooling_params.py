@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vllm_lite.config.checks import check_bool, check_choice
+from vllm_lite.config.checks import check_bool, check_choice, refuse
 from vllm_lite.sampling_params import RequestOutputKind
 
 
@@ -24,6 +24,8 @@ class PoolingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         check_choice("task", self.task, ("embed",))
         check_choice("pooling_type", self.pooling_type, ("last", "mean", "cls"))
         check_bool("normalize", self.normalize)
+        if self.output_kind is not RequestOutputKind.FINAL_ONLY:
+            raise refuse("output_kind", self.output_kind, "RequestOutputKind.FINAL_ONLY: a vector is one output")
 
     def clone(self) -> PoolingParams:
         """An independent copy."""

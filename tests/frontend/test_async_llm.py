@@ -285,6 +285,7 @@ async def test_an_engine_core_request_counts_as_it_is(make: Maker) -> None:
         ("priority", 1),
         ("resumable", True),
         ("external_req_id", "mine"),
+        ("pooling_params", PoolingParams()),
         ("client_index", 1),
         ("mm_features", [1]),
     ],

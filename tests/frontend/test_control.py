@@ -203,7 +203,17 @@ async def test_the_kv_cache_of_a_paused_engine_can_be_released(llm: AsyncLLM) ->
         (lambda llm: llm.sleep(1, mode="stop"), "mode"),
         (lambda llm: llm.start_profile(delay_iterations=-1), "delay_iterations"),
         (lambda llm: llm.start_profile(max_iterations="1"), "max_iterations"),
+        (lambda llm: llm.start_profile(5), "profile_prefix"),
         (lambda llm: llm.update_weight_version(2), "new_version"),
+        (lambda llm: llm.wake_up("weights"), "tags"),
+        (lambda llm: llm.wake_up(["coffee"]), "tags"),
+        (lambda llm: llm.reset_prefix_cache(1), "reset_running_requests"),
+        (lambda llm: llm.check_health("1"), "seconds"),
+        (lambda llm: llm.wait_for_requests_to_drain(None), "drain_timeout"),
+        (lambda llm: llm.collective_rpc(5), "method"),
+        (lambda llm: llm.collective_rpc("get_info", "1"), "timeout"),
+        (lambda llm: llm.collective_rpc("get_info", args=5), "args"),
+        (lambda llm: llm.collective_rpc("get_info", kwargs=[]), "kwargs"),
         (lambda llm: llm.abort(5), "request_id"),
         (lambda llm: llm.abort(["a", None]), "request_id"),
     ],
@@ -212,6 +222,14 @@ async def test_bad_arguments_are_refused_by_name(llm: AsyncLLM, call: Any, field
     with pytest.raises(VLLMValidationError) as caught:
         await call(llm)
     assert caught.value.parameter == field
+
+
+async def test_a_shutdown_that_was_refused_can_be_asked_for_again(llm: AsyncLLM) -> None:
+    with pytest.raises(VLLMValidationError, match="timeout must be"):
+        llm.shutdown("soon")  # type: ignore[arg-type]
+    assert not llm.errored
+    llm.shutdown()
+    assert llm.errored
 
 
 async def test_case_17_a_pause_that_still_waits_fails_when_the_engine_dies(llm: AsyncLLM) -> None:

@@ -124,6 +124,9 @@ async def test_whatever_else_goes_wrong_is_the_requests_own(llm: AsyncLLM, clien
 async def test_the_other_kind_of_parameters_is_refused(llm: AsyncLLM) -> None:
     with pytest.raises(VLLMValidationError, match="params must be PoolingParams"):
         await anext(llm.encode([1], SamplingParams(), "mine"))  # type: ignore[arg-type]
+    made = llm.input_processor.process_inputs("mine", [1], PoolingParams(), supported_tasks=["embed"])
+    with pytest.raises(VLLMValidationError, match="params must be SamplingParams"):
+        await anext(llm.generate(made, SamplingParams(), "mine"))
 
 
 async def test_a_real_engine_core(toy: AsyncLLM) -> None:

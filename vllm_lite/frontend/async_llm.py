@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from vllm_lite.config import VllmConfig
-from vllm_lite.config.checks import check_text, refuse
+from vllm_lite.config.checks import check_number, check_text, refuse
 from vllm_lite.engine_args import AsyncEngineArgs
 from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, MaxQueuedTokensError, QueueOverflowError, VLLMClientError
 from vllm_lite.frontend.admission_control import AdmissionControl
@@ -242,9 +242,10 @@ class AsyncLLM(EngineControl):
         """What a request's collector gets, until the last. Nothing happens before the first is asked for."""
         collector: RequestOutputCollector | None = None
         try:
-            if not isinstance(params, kind):
+            counts = prompt.sampling_params or prompt.pooling_params if isinstance(prompt, EngineCoreRequest) else params
+            if not isinstance(counts, kind):
                 accepted = f"{kind.__name__}; generate() takes SamplingParams, encode() PoolingParams"
-                raise refuse("params", type(params).__name__, accepted)
+                raise refuse("params", type(counts).__name__, accepted)
             collector = await self.add_request(request_id, prompt, params, **options)
             finished = False
             while not finished:
@@ -439,5 +440,7 @@ class AsyncLLM(EngineControl):
         From another thread than the loop's, and without `timeout`, requests in flight first get --shutdown-timeout to end.
         Whoever still waits then gets EngineDeadError. May be called more than once, from any thread.
         """
+        if timeout is not None:
+            check_number("timeout", timeout, 0)
         if self._finalizer.detach():
             self._parts.close(timeout)

@@ -8,14 +8,15 @@ Mirrors: vllm/v1/engine/async_llm.py (its control methods)
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from vllm_lite.config.checks import check_bool, check_choice, check_int, check_text
+from vllm_lite.config.checks import check_bool, check_choice, check_int, check_mapping, check_number, check_text, refuse
 from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.core_client import EngineCoreClient
 from vllm_lite.frontend.output_processor import OutputProcessor
 from vllm_lite.frontend.parts import EngineParts
-from vllm_lite.frontend.protocol import EngineClient, PauseMode
+from vllm_lite.frontend.protocol import EngineClient, PauseMode, WakeUpTag
 from vllm_lite.frontend.stamps import Stamps
 from vllm_lite.frontend.tokenizer import Tokenizer
 from vllm_lite.metrics.loggers import StatLoggerManager
@@ -74,6 +75,7 @@ class EngineControl(EngineClient):
 
         A core that is busy with a long step answers: its input thread does.
         """
+        check_number("seconds", seconds, 0)
         if self.errored:
             raise self.dead_error
         await self.engine_core.ping_async(seconds)
@@ -104,6 +106,8 @@ class EngineControl(EngineClient):
     ) -> None:
         """Let every worker write down what it does, after `delay_iterations` steps, until `stop_profile` or for so many steps.
         RuntimeError where a worker cannot."""
+        if profile_prefix is not None:
+            check_text("profile_prefix", profile_prefix)
         delay, most = delay_iterations or 0, max_iterations or 0
         check_int("delay_iterations", delay, 0)
         check_int("max_iterations", most, 0)
@@ -119,6 +123,7 @@ class EngineControl(EngineClient):
         """Forget all cached prefixes; False where requests still hold blocks and may not be computed again."""
         if reset_connector:
             raise NotImplementedError("there is no KV connector whose cache could be reset")
+        check_bool("reset_running_requests", reset_running_requests)
         return all(await self.engine_core.call_utility_all_async("reset_prefix_cache", reset_running_requests))
 
     async def reset_mm_cache(self) -> None:
@@ -135,11 +140,13 @@ class EngineControl(EngineClient):
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         """Call `method` of every worker; their results in rank order. RuntimeError with the core's words where it failed."""
-        answers = await self.engine_core.call_utility_all_async("collective_rpc", method, timeout, args, kwargs or {})
+        call = rpc_arguments(method, timeout, args, kwargs)
+        answers = await self.engine_core.call_utility_all_async("collective_rpc", *call)
         return [result for answer in answers for result in answer]
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
         """Come back when no request is in flight; TimeoutError after `drain_timeout` seconds. New ones are still taken in."""
+        check_number("drain_timeout", drain_timeout, 0)
         async with asyncio.timeout(drain_timeout):
             while self.output_processor.has_unfinished_requests():  # noqa: ASYNC110  (asked once, at the end)
                 await asyncio.sleep(0.01)
@@ -182,6 +189,10 @@ class EngineControl(EngineClient):
 
     async def wake_up(self, tags: list[str] | None = None) -> bool:
         """Take memory back: "weights", "kv_cache", or both; True, and the engine goes on, where nothing sleeps any more."""
+        if not isinstance(tags, list | tuple | None):
+            raise refuse("tags", tags, "None or a list of tags")
+        for tag in tags or ():
+            check_choice("tags", tag, get_args(WakeUpTag))
         awake = all(await self.engine_core.call_utility_all_async("wake_up", tags))
         if awake and self.logger_manager is not None:
             self.logger_manager.record_sleep_state(0, 0)
@@ -218,3 +229,15 @@ class EngineControl(EngineClient):
     async def pin_lora(self, lora_id: int) -> bool:
         """Not served."""
         raise NotImplementedError("LoRA adapters are not served")
+
+
+def rpc_arguments(method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    """Those of `collective_rpc()`, checked."""
+    check_text("method", method, "the name of a worker's method")
+    if timeout is not None:
+        check_number("timeout", timeout, 0)
+    if not isinstance(args, list | tuple):
+        raise refuse("args", args, "a tuple or list, one item for each argument")
+    kwargs = {} if kwargs is None else kwargs
+    check_mapping("kwargs", kwargs)
+    return method, timeout, args, kwargs

@@ -220,6 +220,8 @@ def arguments_of(request: EngineCoreRequest) -> dict[str, Any]:
         value = getattr(request, field)
         if value and field not in (*carried, *prompt, "sampling_params", "pooling_params"):
             raise refuse(field, value, "left alone in an EngineCoreRequest that is given as a prompt")
+    if request.sampling_params is not None and request.pooling_params is not None:
+        raise refuse("pooling_params", request.pooling_params, "None in an EngineCoreRequest that has sampling_params")
     arguments = {field: getattr(request, field) for field in carried}
     return arguments | {"prompt": prompt, "params": request.sampling_params or request.pooling_params}
 

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm_lite.config import VllmConfig
+from vllm_lite.config.checks import check_bool, check_number
 from vllm_lite.engine_args import EngineArgs
 from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.collector import RequestOutputCollector
+from vllm_lite.frontend.control import rpc_arguments
 from vllm_lite.frontend.core_client import Bag, make_client, take_ready
 from vllm_lite.frontend.input_processor import InputProcessor
 from vllm_lite.frontend.parallel_sampling import children_of
@@ -196,14 +198,17 @@ class LLMEngine:
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> list[Any]:
         """Call `method` of every worker; their results in rank order. RuntimeError with the core's words where it failed."""
-        results: list[Any] = self.engine_core.call_utility("collective_rpc", method, timeout, args, kwargs or {})
+        results: list[Any] = self.engine_core.call_utility("collective_rpc", *rpc_arguments(method, timeout, args, kwargs))
         return results
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes; False where requests still hold blocks and may not be computed again."""
+        check_bool("reset_running_requests", reset_running_requests)
         return bool(self.engine_core.call_utility("reset_prefix_cache", reset_running_requests))
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the engine, in order for `timeout` seconds (5 where None), then by force. May be called more than once."""
+        if timeout is not None:
+            check_number("timeout", timeout, 0)
         if self._finalizer.detach():
             self._parts.close(timeout)

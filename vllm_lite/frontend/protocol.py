@@ -33,6 +33,7 @@ class StreamingInput:
 
 AnyPrompt = Prompt | EngineCoreRequest | AsyncGenerator[StreamingInput, None]
 PauseMode = Literal["abort", "wait", "keep"]
+WakeUpTag = Literal["weights", "kv_cache", "scheduling"]
 
 
 class EngineClient(ABC):
@@ -254,7 +255,7 @@ class EngineClient(ABC):
         """Change the number of engine cores."""
         raise NotImplementedError("the number of engine cores is fixed when the engine is built")
 
-    async def handle_fault(self, fault: object) -> bool:
+    async def handle_fault(self, fault_tolerance_request: object) -> bool:
         """Recover from a fault that was reported."""
         raise NotImplementedError("a faulty engine core ends; build a new engine")
 
