@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vllm_lite import LLM, AsyncEngineArgs, AsyncLLM, PoolingParams, SamplingParams
+from vllm_lite.engine_core.executor.toy import expected_tokens
 from vllm_lite.entrypoints.llm import MULTIPROCESSING
 from vllm_lite.exceptions import VLLMValidationError
 
@@ -99,7 +103,8 @@ def test_the_bar_is_on_standard_error(toy: LLM, capsys: pytest.CaptureFixture[st
         ({"prompts": ["a"], "sampling_params": [GREEDY, GREEDY]}, "sampling_params must be one for each prompt"),
         ({"prompts": ["a"], "sampling_params": PoolingParams()}, "sampling_params must be SamplingParams or a list"),
         ({"prompts": ["a", "b"], "sampling_params": [GREEDY, "x"]}, "sampling_params must be SamplingParams"),
-        ({"prompts": ["a"], "priority": [1, 2]}, "priority must be one for each prompt"),
+        ({"prompts": ["a"], "priority": [1, 2]}, "priority must be None or a list of one for each prompt"),
+        ({"prompts": ["a"], "priority": 1}, "priority must be None or a list of one for each prompt"),
         ({"prompts": ["a"], "lora_request": object()}, "lora_request must be None"),
         ({"prompts": 3}, "prompt must be a string"),
     ],
@@ -111,8 +116,39 @@ def test_refusals_leave_nothing(toy: LLM, arguments: dict[str, Any], named: str)
 
 
 def test_messages_that_are_none_are_refused(toy: LLM) -> None:
-    with pytest.raises(VLLMValidationError, match="messages must be"):
-        toy.chat("hi")  # type: ignore[arg-type]
+    for messages in ("hi", [None], [[], 5]):
+        with pytest.raises(VLLMValidationError, match="messages must be"):
+            toy.chat(messages)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("chat_template", 5), ("add_generation_prompt", 1), ("tools", {}), ("tools", [5]), ("chat_template_kwargs", [])],
+)
+def test_a_bad_argument_of_chat_is_refused_by_name(toy: LLM, field: str, value: Any) -> None:
+    with pytest.raises(VLLMValidationError, match=f"{field} must be"):
+        toy.chat([{"role": "user", "content": "hi"}], **{field: value})
+
+
+def test_threads_take_turns(toy: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, steps = toy.llm_engine.step, list[int]()
+
+    def noting() -> Any:
+        steps.append(threading.get_ident())
+        return step()
+
+    def ask(i: int) -> Any:
+        together.wait()
+        return toy.generate([[i], [i]], GREEDY, use_tqdm=False)
+
+    monkeypatch.setattr(toy.llm_engine, "step", noting)
+    together = threading.Barrier(3)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(ask, range(3)))
+    assert [[output.outputs[0].token_ids for output in outputs] for outputs in found] == [
+        [expected_tokens([i], 12)] * 2 for i in range(3)
+    ]
+    assert len(list(groupby(steps))) == 3
 
 
 def test_ctrl_c_leaves_nothing_in_the_engine(toy: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

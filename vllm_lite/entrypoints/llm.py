@@ -7,13 +7,14 @@ Mirrors: vllm/entrypoints/llm.py
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from vllm_lite.config.checks import refuse
+from vllm_lite.config.checks import check_mapping, refuse
 from vllm_lite.engine_args import EngineArgs
 from vllm_lite.frontend.llm_engine import LLMEngine
 from vllm_lite.frontend.renderer import ChatMessage, Prompt
@@ -30,13 +31,14 @@ Output = RequestOutput | PoolingRequestOutput
 class LLM:
     """A model for a program that asks and waits. `options` are those of EngineArgs, under their names.
 
-    The constructor blocks until the engine is ready. One thread uses it. Deleting the last reference ends the engine.
+    The constructor blocks until the engine is ready. Threads that share it take turns. Deleting the last reference ends it.
     """
 
     def __init__(self, model: str = EngineArgs.model, **options: Any) -> None:
         in_a_process = os.environ.get(MULTIPROCESSING, "1") not in ("", "0")
         self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model, **options), enable_multiprocessing=in_a_process)
         self._count = 0
+        self._turn = threading.Lock()  # steps are one caller's at a time
 
     def generate(
         self,
@@ -56,7 +58,8 @@ class LLM:
         asked = _as_list(prompts)
         params = [_final(one) for one in _for_each("sampling_params", sampling_params, SamplingParams, len(asked))]
         options = {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs}
-        outputs = self._answer(asked, params, options, priority, show="answers" if use_tqdm else None)
+        with self._turn:
+            outputs = self._answer(asked, params, options, priority, show="answers" if use_tqdm else None)
         return [output for output in outputs if isinstance(output, RequestOutput)]
 
     def chat(
@@ -74,18 +77,11 @@ class LLM:
         """The model's next turn in each conversation; `messages` is one conversation or a list of them."""
         if not isinstance(messages, list | tuple):
             raise refuse("messages", messages, "a list of chat messages, or a list of such lists")
-        renderer = self.llm_engine.renderer
+        options = {} if chat_template_kwargs is None else chat_template_kwargs
+        check_mapping("chat_template_kwargs", options)
+        options = {"chat_template": chat_template, "add_generation_prompt": add_generation_prompt, "tools": tools, **options}
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [
-            renderer.render_chat(
-                conversation,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                tools=tools,
-                **(chat_template_kwargs or {}),
-            )
-            for conversation in conversations
-        ]
+        prompts = [self.llm_engine.renderer.render_chat(conversation, **options) for conversation in conversations]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def encode(
@@ -101,7 +97,8 @@ class LLM:
         asked = _as_list(prompts)
         params = _for_each("pooling_params", pooling_params, PoolingParams, len(asked))
         options = {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs}
-        outputs = self._answer(asked, params, options, None, show="vectors" if use_tqdm else None)
+        with self._turn:
+            outputs = self._answer(asked, params, options, None, show="vectors" if use_tqdm else None)
         return [output for output in outputs if isinstance(output, PoolingRequestOutput)]
 
     def get_tokenizer(self) -> Tokenizer:
@@ -135,8 +132,8 @@ class LLM:
         show: str | None,
     ) -> list[Output]:
         """All outputs in the order of their prompts; on any failure, Ctrl-C too, no request is left in the engine."""
-        if priority is not None and len(priority) != len(prompts):
-            raise refuse("priority", f"{len(priority)} values", f"one for each prompt, of which there are {len(prompts)}")
+        if priority is not None and (not isinstance(priority, list | tuple) or len(priority) != len(prompts)):
+            raise refuse("priority", priority, f"None or a list of one for each prompt, of which there are {len(prompts)}")
         names = [str(self._count + i) for i in range(len(prompts))]
         self._count += len(prompts)
         internal_ids: list[str] = []

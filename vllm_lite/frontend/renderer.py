@@ -98,6 +98,13 @@ class Renderer:
 
         `chat_template` replaces the model's template; `variables` go to it as they are.
         """
+        if not isinstance(messages, list | tuple):
+            raise refuse("messages", messages, "a list of chat messages")
+        if chat_template is not None:
+            check_text("chat_template", chat_template)
+        check_bool("add_generation_prompt", add_generation_prompt)
+        if tools is not None and not (isinstance(tools, list | tuple) and all(isinstance(tool, Mapping) for tool in tools)):
+            raise refuse("tools", tools, "None or a list of dictionaries")
         tokenizer = self.get_tokenizer()
         text = tokenizer.chat_templates.render(
             [_plain_message(i, message) for i, message in enumerate(messages)],
