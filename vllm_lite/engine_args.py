@@ -161,7 +161,7 @@ class EngineArgs:
         model = dataclasses.replace(
             unresolved,
             model_path=str(resolve_model(self.model)),
-            tokenizer=None if self.tokenizer is None else str(resolve_model(self.tokenizer)),
+            tokenizer=None if self.tokenizer is None else str(resolve_model(self.tokenizer, "tokenizer")),
         )
         scheduler = self._scheduler_config(model.max_model_len or 0)
         return self._part(VllmConfig, model_config=model, scheduler_config=scheduler, **others)

@@ -10,6 +10,7 @@ import pytest
 
 from vllm_lite.config import model_files
 from vllm_lite.config.model_files import DEFAULT_MODEL, models_cache, resolve_model
+from vllm_lite.engine_args import EngineArgs
 from vllm_lite.exceptions import UnsupportedModelError
 
 
@@ -168,6 +169,8 @@ def test_a_failing_download_says_what_to_do(cache: Path, monkeypatch: pytest.Mon
 
 
 def test_an_unknown_name_lists_what_could_be_meant() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"^tokenizer 'no-such': no such folder"):
+        EngineArgs(model="tiny", tokenizer="no-such").create_engine_config()
     with pytest.raises(UnsupportedModelError, match=r"^model 'no-such': no such folder\. Give a folder .* hub id .*'tiny'$"):
         resolve_model("no-such")
 

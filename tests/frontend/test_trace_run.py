@@ -76,5 +76,6 @@ def test_a_home_that_cannot_be_written_stops_nobody(tmp_path: Path, monkeypatch:
     assert run.path.name.startswith("vllm-lite-run-")
     run.close()
     assert not run.path.exists()
-    with pytest.raises(OSError, match="file"):
-        TraceRun(ObservabilityConfig(trace_level=1))
+    for config in (ObservabilityConfig(trace_level=1), ObservabilityConfig(trace_dir=str(tmp_path / "file"))):
+        with pytest.raises(VLLMValidationError, match="trace_dir must be a folder that can be made and written"):
+            TraceRun(config)

@@ -32,9 +32,10 @@ COPY_CHUNK = 1 << 20
 STDERR = 2
 
 
-def resolve_model(name: str) -> Path:
+def resolve_model(name: str, option: str = "model") -> Path:
     """The local folder of model `name`: a folder, a GGUF file (or a folder with one), "tiny", the default model, a hub id.
 
+    `option` is the one that asks for it.
     What is made or fetched is kept in the user's cache; several processes may ask at once, one works and the others wait.
     Raises UnsupportedModelError that says what to do where there is no such model or it cannot be fetched.
     """
@@ -51,10 +52,10 @@ def resolve_model(name: str) -> Path:
     if name == DEFAULT_MODEL:
         return _cached(name, _make_default_model)
     if HUB_ID.fullmatch(name):
-        return _from_hub(name)
+        return _from_hub(name, option)
     raise UnsupportedModelError(
-        f"model {name!r}: no such folder. Give a folder in the Hugging Face layout, a .gguf file, a hub id like 'owner/name', "
-        f"{DEFAULT_MODEL!r} (the default) or {TINY_MODEL!r}"
+        f"{option} {name!r}: no such folder. Give a folder in the Hugging Face layout, a .gguf file, a hub id like "
+        f"'owner/name', {DEFAULT_MODEL!r} (the default) or {TINY_MODEL!r}"
     )
 
 
@@ -168,7 +169,7 @@ def _run_child(module_and_args: list[str], on_failure: str) -> None:
         raise UnsupportedModelError(on_failure)
 
 
-def _from_hub(hub_id: str) -> Path:
+def _from_hub(hub_id: str, option: str) -> Path:
     """The hub's copy of `hub_id` in the hub client's own cache, downloaded where it is not there yet."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -178,8 +179,8 @@ def _from_hub(hub_id: str) -> Path:
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UnsupportedModelError(
-            f"model {hub_id!r} is neither a folder here nor to be had from the hub ({reason}). Check the id and the network, "
-            "or give --model a local folder"
+            f"{option} {hub_id!r} is neither a folder here nor to be had from the hub ({reason}). Check the id and the "
+            f"network, or give --{option} a local folder"
         ) from error
 
 

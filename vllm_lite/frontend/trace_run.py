@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_lite.config import ObservabilityConfig
+from vllm_lite.config.checks import refuse
 from vllm_lite.tracing.run_dir import close_run_dir, create_run_dir
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _new_run_dir(level: int, explicit: str | None) -> Path:
     """A run that nobody asked for stands in no engine's way: where its usual place cannot be written, it is temporary."""
     try:
         return create_run_dir(level, explicit)
-    except OSError:
+    except OSError as error:
         if level > 0 or explicit is not None:
-            raise
+            raise refuse("trace_dir", explicit, f"a folder that can be made and written here ({error})") from error
         return create_run_dir(level, tempfile.mkdtemp(prefix="vllm-lite-run-"))
