@@ -482,3 +482,14 @@ def test_a_request_that_fails_in_the_worker_ends_alone_and_leaves_nothing_to_be_
     assert b.answers["good"].token_ids == expected_tokens([1, 2, 3], 4)
     b.add("later", [*EIGHT, 8])
     assert b.step() == {"later": 9}
+
+
+def test_what_an_executor_says_of_a_failure_can_be_sent() -> None:
+    b = Bench(make_config(), toy_error_token=7)
+    for error, told in (("\ud800!", "\\ud800!"), (KeyError("k"), "'k'")):
+        b.add(told, [7])
+        plan = b.scheduler.schedule()
+        result = b.execute(plan)
+        result.errors[told] = error
+        b.update(plan, result)
+        assert b.answers[told].rows[0].error == told

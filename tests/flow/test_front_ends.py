@@ -169,6 +169,8 @@ async def test_an_executor_of_ones_own(tiny_model_path: Path) -> None:
     try:
         assert engine.engine_core.ready[0].executor == "tests.flow.own_executor:OwnExecutor"
         params = SamplingParams(max_tokens=5, ignore_eos=True)
+        with pytest.raises(RuntimeError, match="SpeechlessError, and saying why failed: ZeroDivisionError"):
+            await engine.collective_rpc("fail_speechless")
         (*_, last) = [output async for output in engine.generate([1, 2, 3], params, "r")]
         assert last.outputs[0].token_ids == expected_tokens([1, 2, 3], 5)
     finally:

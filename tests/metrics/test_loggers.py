@@ -219,6 +219,25 @@ def test_a_logger_that_fails_is_left_out(config: VllmConfig, caplog: pytest.LogC
     assert sample(one.prometheus, "num_requests_running") == 1
 
 
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [("log", ()), ("log_engine_initialized", ()), ("record_sleep_state", (1, 1)), ("record_admission_rejection", ("full",))],
+)
+def test_whatever_it_fails_at(
+    config: VllmConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, method: str, args: tuple[Any, ...]
+) -> None:
+    monkeypatch.setattr(Everything, method, Everything.record)
+    one = StatLoggerManager(config, (0,), (Everything,), enable_default_loggers=False)
+    for _ in range(2):
+        getattr(one, method)(*args)
+    assert caplog.text.count("stat logger Everything failed and is left out") == 1
+
+
+def test_what_makes_no_logger_is_refused(config: VllmConfig) -> None:
+    with pytest.raises(VLLMValidationError, match="stat_loggers must be subclasses of StatLoggerBase"):
+        StatLoggerManager(config, (0,), ("log",))  # type: ignore[arg-type]
+
+
 def test_a_subclass_of_prometheus_takes_its_place(config: VllmConfig) -> None:
     class Mine(PrometheusStatLogger):
         """Another name."""

@@ -368,7 +368,7 @@ class Scheduler:
         """End a request that failed on its own; whatever this step was to compute for it is not to be trusted."""
         request.status = RequestStatus.FINISHED_ERROR
         output.new_token_ids = []
-        output.error = error
+        output.error = str(error).encode(errors="backslashreplace").decode()  # an executor's own words, and they must travel
         self.kv_cache_manager.forget_uncomputed(request, scheduler_output.num_computed_tokens(request.request_id))
 
     def _park(self, session: Request) -> None:

@@ -29,6 +29,7 @@ from vllm_lite.engine_core.core.io_threads import (
 )
 from vllm_lite.engine_core.executor.abstract import Executor
 from vllm_lite.engine_core.request import Request
+from vllm_lite.exceptions import VLLMClientError
 from vllm_lite.tracing.recorder import now_ns
 from vllm_lite.wire.messages import (
     ENGINE_CORE_DEAD,
@@ -227,12 +228,14 @@ class EngineCoreProc(EngineCore):
             else:
                 result.set_result(value)
         except Exception as error:
-            logger.exception("utility call %s failed", call.method)
+            in_a_sentence = type(error) is RuntimeError or isinstance(error, VLLMClientError | NotImplementedError)
+            detailed = not in_a_sentence or logger.isEnabledFor(logging.DEBUG)
+            logger.error("utility call %s failed: %s", call.method, _sayable(error), exc_info=detailed)
             result.set_exception(error)
         result.add_done_callback(partial(self._answer_utility, call, t0))
 
     def _answer_utility(self, call: UtilityCall, t0: int, result: Future[Any]) -> None:
-        answer, error = UtilityOutput(call.call_id), result.exception()
+        answer, error = UtilityOutput(call.call_id), _sayable(result.exception())
         self.step_tracer.served(call, t0, error)
         if error is None:
             answer.result = result.result()
@@ -265,3 +268,12 @@ class EngineCoreProc(EngineCore):
         super().shutdown(error)
         self._ctx.term()
         self._input_thread.join()
+
+
+def _sayable(error: BaseException | None) -> BaseException | None:
+    """The error, or one that stands for it where it cannot say what it is."""
+    try:
+        str(error)
+    except Exception as failure:
+        return RuntimeError(f"{type(error).__name__}, and saying why failed: {type(failure).__name__}")
+    return error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
-from typing import cast
+from typing import Any, cast
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import refuse
@@ -59,35 +59,36 @@ class StatLoggerManager:
         engine_idx: int = 0,
     ) -> None:
         """One bag of engine core `engine_idx`."""
+        self._tell("record", scheduler_stats, iteration_stats, mm_cache_stats, engine_idx, of_core=engine_idx)
+
+    def log_engine_initialized(self) -> None:
+        """The engine is ready."""
+        self._tell("log_engine_initialized")
+
+    def log(self) -> None:
+        """Report what came since the last call."""
+        self._tell("log")
+
+    def record_sleep_state(self, is_sleeping: int, level: int) -> None:
+        """The engine fell asleep at this level, or (0, 0) is awake again."""
+        self._tell("record_sleep_state", is_sleeping, level)
+
+    def record_admission_rejection(self, reason: str) -> None:
+        """A request was turned away because too much waits."""
+        self._tell("record_admission_rejection", reason)
+
+    def _tell(self, method: str, *args: Any, of_core: int | None = None) -> None:
         for entry in tuple(self._loggers):
-            if entry[0] is None or entry[0] == engine_idx:
+            if of_core is None or entry[0] in (None, of_core):
                 try:
-                    entry[1].record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+                    getattr(entry[1], method)(*args)
                 except Exception:  # whatever a logger does wrong, requests are answered
                     logger.exception("stat logger %s failed and is left out from now on", type(entry[1]).__name__)
                     self._loggers.remove(entry)
 
-    def log_engine_initialized(self) -> None:
-        """The engine is ready."""
-        for _, one in self._loggers:
-            one.log_engine_initialized()
-
-    def log(self) -> None:
-        """Report what came since the last call."""
-        for _, one in self._loggers:
-            one.log()
-
-    def record_sleep_state(self, is_sleeping: int, level: int) -> None:
-        """The engine fell asleep at this level, or (0, 0) is awake again."""
-        for _, one in self._loggers:
-            one.record_sleep_state(is_sleeping, level)
-
-    def record_admission_rejection(self, reason: str) -> None:
-        """A request was turned away because too much waits."""
-        for _, one in self._loggers:
-            one.record_admission_rejection(reason)
-
     def _add(self, factory: StatLoggerFactory, vllm_config: VllmConfig) -> None:
+        if not callable(factory):
+            raise refuse("stat_loggers", factory, "subclasses of StatLoggerBase, or callables that make one")
         if isinstance(factory, type) and issubclass(factory, AggregateStatLoggerBase):
             self._loggers.append((None, factory(vllm_config, self.engine_indexes)))
             return
