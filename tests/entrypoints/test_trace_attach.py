@@ -100,10 +100,10 @@ def test_without_an_engine_those_that_run_are_listed(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--level", "2"], "RUN must be a process id or a run directory with --level; got None"),
+        (["--level", "2"], "--level must be absent without RUN, the engine to trace; got 2"),
         (["1", "--level", "4"], "--level must be an integer >= 1 and <= 3; got 4"),
         (["1", "--trace-count", "0"], "--trace-count must be an integer >= 1; got 0"),
-        (["/nowhere"], "run is '/nowhere'; use the process id or the run directory of an engine that runs now"),
+        (["/nowhere"], "RUN must be the process id or run directory of an engine that runs here ("),
     ],
 )
 def test_what_is_refused(argv: list[str], said: str, capsys: Out) -> None:

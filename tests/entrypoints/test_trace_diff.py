@@ -22,4 +22,4 @@ def test_one_that_is_none(tmp_path: Path, capsys: Out) -> None:
     a = write_canned_run(tmp_path / "a")
     for pair in ((a, tmp_path / "no"), (tmp_path / "no", a)):
         assert main(["trace", "diff", *map(str, pair)]) == 2
-        assert capsys.readouterr().err.startswith(f"vllm-lite: {tmp_path / 'no'} holds no spools")
+        assert capsys.readouterr().err.startswith(f"vllm-lite: {tmp_path / 'no'} is no folder; `vllm-lite trace run --out ")

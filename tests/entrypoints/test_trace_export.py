@@ -87,7 +87,7 @@ def test_what_cannot_be_done_is_one_line(run: str, tmp_path: Path, monkeypatch: 
     other.write_text("[]")
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     for argv, said in (
-        ([run], "what to export must be one of --otlp, "),
+        ([run], "give one of --html, "),
         ([run, "--otlp-traces-endpoint", "127.0.0.1:1"], "--otlp-traces-endpoint must be absent where OTEL_SDK_DISABLED"),
         ([run, "--otlp-traces-endpoint", "ftp://x"], "otlp_traces_endpoint is 'ftp://x'; use host:port"),
         ([str(other), "--jaeger", target], "DIR must be a run directory, or a file of OTLP JSON lines ("),

@@ -72,6 +72,6 @@ def test_what_is_not_there_is_refused(run: str, argv: list[str], said: str, caps
 
 
 def test_a_folder_without_a_run(tmp_path: Path, capsys: Out) -> None:
-    for folder in (tmp_path, tmp_path / "missing"):
+    for folder, why in ((tmp_path, "holds no spools"), (tmp_path / "missing", "is no folder")):
         assert main(["trace", "show", str(folder)]) == 2
-        assert "holds no spools" in capsys.readouterr().err
+        assert why in capsys.readouterr().err

@@ -78,11 +78,11 @@ def test_the_only_engine_needs_no_name(page: ControlPage, tmp_path: Path, monkey
 
 @pytest.mark.parametrize(
     ("pids", "known"),
-    [([], "none runs"), ([11, 12], "11, 12")],
+    [([], "none does; `vllm-lite trace run` in another terminal starts one"), ([11, 12], "11, 12"), ([11, 11], "/r, /r")],
 )
 def test_none_or_several_is_refused(pids: list[int], known: str, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
     monkeypatch.setattr(trace_top, "live_runs", lambda: [LiveRun(Path("/r"), pid, 0, -1) for pid in pids])
     assert main(["trace", "top"]) == 2
     assert capsys.readouterr().err == (
-        f"vllm-lite: RUN must be the process id or run directory of one of the engines that run here ({known}); got None\n"
+        f"vllm-lite: RUN must be the process id or run directory of an engine that runs here ({known})\n"
     )

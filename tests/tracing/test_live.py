@@ -51,6 +51,7 @@ def test_and_by_any_process_of_its_engine(engine_dir: Path) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         assert find_live_run(str(child.pid)) == LiveRun(engine_dir, os.getpid(), 0, -1)
+        assert find_live_run(str(os.getpid())) == LiveRun(engine_dir, os.getpid(), 0, -1)  # which has not mapped it
         child.communicate()
 
 
@@ -59,7 +60,7 @@ def test_a_run_whose_owner_is_gone_is_none(tmp_path: Path) -> None:
         gone.wait()
     ControlPage.create(tmp_path, level=0, pid=gone.pid).close()
     for wanted in (str(tmp_path), str(gone.pid), str(tmp_path / "nothing")):
-        with pytest.raises(VLLMValidationError, match=f"^run is '{wanted}'; use the process id"):
+        with pytest.raises(VLLMValidationError, match=rf"^RUN must be the process id or .*; got '{wanted}'$"):
             find_live_run(wanted)
 
 

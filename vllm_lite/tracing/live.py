@@ -42,15 +42,26 @@ def live_runs() -> list[LiveRun]:
 def find_live_run(wanted: str) -> LiveRun:
     """The run of a process (the owner's id, or any of its engine's), or in a directory.
 
-    Raises VLLMValidationError where there is none that lives.
+    Raises VLLMValidationError where there is none that lives, or where a process has several.
     """
     paths = _mapped(Path(f"/proc/{wanted}/maps")) if wanted.isdecimal() else [Path(wanted)]
-    for run in map(_look, paths):
-        if run is not None:
-            return run
-    known = ", ".join(str(run.pid) for run in live_runs()) or "none on this machine"
-    told = f"run is {wanted!r}; use the process id or the run directory of an engine that runs now ({known})"
-    raise VLLMValidationError(told, parameter="run", value=wanted)
+    found = [run for run in map(_look, paths) if run is not None]
+    if not found:  # the owner itself need not have it mapped
+        runs = live_runs()
+        found = [run for run in runs if str(run.pid) == wanted]
+    if len(found) != 1:
+        raise not_one(found or runs, wanted)
+    return found[0]
+
+
+def not_one(runs: list[LiveRun], wanted: str | None = None) -> VLLMValidationError:
+    """The error that asks for one of `runs`: by process id, or by directory where a process has several."""
+    pids = [run.pid for run in runs]
+    known = ", ".join(str(run.pid if pids.count(run.pid) == 1 else run.path) for run in runs)
+    known = known or "none does; `vllm-lite trace run` in another terminal starts one"
+    got = "" if wanted is None else f"; got {wanted!r}"
+    told = f"RUN must be the process id or run directory of an engine that runs here ({known}){got}"
+    return VLLMValidationError(told, parameter="RUN", value=wanted)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ def test_everything_is_in_the_order_of_time(canned: Run) -> None:
 def test_a_folder_without_spools_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="holds no spools"):
         load_run(tmp_path)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is no folder; `vllm-lite trace run --out .*` records a run there"):
         load_run(tmp_path / "nowhere")
 
 

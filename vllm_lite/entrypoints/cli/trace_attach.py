@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         if value is not None:
             check_int(option, value, 1, most)
             if args.live is None:
-                raise refuse("RUN", None, f"a process id or a run directory with {option}")
+                raise refuse(option, value, "absent without RUN, the engine to trace")
     if args.live is None:
         _list(console)
         return 0

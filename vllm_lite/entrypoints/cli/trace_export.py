@@ -10,6 +10,7 @@ import argparse
 import os
 import re
 import sys
+from html import escape
 from pathlib import Path
 
 from rich.console import Console
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     """Write and send what was asked for; 1 where the collector did not take all. Raises VLLMValidationError for no target."""
     targets = {name: path for name in FORMATS if (path := getattr(args, name)) is not None}
     if not (targets or args.html or args.svg or args.otlp_traces_endpoint):
-        raise refuse("what to export", None, "one of --otlp, --jaeger, --perfetto, --html, --svg, --otlp-traces-endpoint")
+        raise VLLMValidationError("give one of --html, --svg, --jaeger, --perfetto, --otlp or --otlp-traces-endpoint")
     path, console = Path(args.dir), new_console()
     source = views.open_run(args.dir) if path.is_dir() else path
     try:
@@ -85,14 +86,15 @@ def _draw(args: argparse.Namespace, source: Run | Path, console: Console) -> Non
     """The views as a page and as a picture, in colour whatever this terminal can do."""
     if not (args.html or args.svg):
         return
-    paper = new_paper()
+    paper, title = new_paper(), f"vllm-lite trace show {args.dir}"
     views.show(paper, views.open_run(args.dir) if isinstance(source, Path) else source, everything=args.all)
     if args.html:
         page = paper.export_html(theme=SVG_EXPORT_THEME, clear=False)
+        page = page.replace("<head>", f"<head>\n<title>{escape(title)}</title>", 1)
         args.html.write_text(page, encoding="utf-8")
         console.print(Text(f"a page in {args.html}"), soft_wrap=True)
     if args.svg:
-        picture = paper.export_svg(title=f"vllm-lite trace show {args.dir}", theme=SVG_EXPORT_THEME)
+        picture = paper.export_svg(title=title, theme=SVG_EXPORT_THEME)
         args.svg.write_text(FONT_FACE.sub("", picture), encoding="utf-8")
         console.print(Text(f"a picture in {args.svg}"), soft_wrap=True)
 

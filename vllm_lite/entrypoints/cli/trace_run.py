@@ -144,7 +144,9 @@ def _habits(args: argparse.Namespace, total: int) -> tuple[set[int], set[int], s
         check_int("--abort-after", args.abort_after, 1)
     num_stopped = total if args.stop_requests is None else args.stop_requests
     for option, value in (("--slow", args.slow_requests), ("--abort", args.abort_requests), ("--stop", num_stopped)):
-        check_int(f"{option}-requests", value, 1, total)
+        check_int(f"{option}-requests", value, 1)
+        if value > total:
+            raise refuse(f"{option}-requests", value, f"at most the number of requests, {total}")
     start, found = 0, []
     for wanted, many in (
         (args.slow_reader, args.slow_requests),

@@ -13,11 +13,10 @@ from time import monotonic_ns, sleep
 from rich.console import Console
 from rich.live import Live
 
-from vllm_lite.config.checks import refuse
 from vllm_lite.console.theme import new_console
 from vllm_lite.console.top import Top
 from vllm_lite.entrypoints.cli.session import INTERRUPTED
-from vllm_lite.tracing.live import LiveRun, Tail, find_live_run, live_runs, switched
+from vllm_lite.tracing.live import LiveRun, Tail, find_live_run, live_runs, not_one, switched
 from vllm_lite.tracing.process import is_alive
 
 EXAMPLES = """examples:
@@ -36,8 +35,8 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="watch the mailroom of a running engine",
         usage="vllm-lite trace top [RUN]",
         description="Draw the last bags of a running engine, ten times a second at most, until\n"
-        "Ctrl-C. Meanwhile it is traced at level 2 at least. One frame where the output\n"
-        "is no terminal.",
+        "Ctrl-C. Meanwhile it is traced at level 2 at least; a request from before that\n"
+        "has no column. One frame where the output is no terminal.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -60,8 +59,7 @@ def run(args: argparse.Namespace) -> int:
 def _only() -> LiveRun:
     runs = live_runs()
     if len(runs) != 1:
-        known = ", ".join(str(live.pid) for live in runs) or "none runs"
-        raise refuse("RUN", None, f"the process id or run directory of one of the engines that run here ({known})")
+        raise not_one(runs)
     return runs[0]
 
 

@@ -24,6 +24,8 @@ def load_run(run_dir: str | Path) -> Run:
         for process, record in reader.poll():
             assembler.feed(process, record)
     if not reader.spools:
+        if not path.is_dir():
+            raise FileNotFoundError(f"{path} is no folder; `vllm-lite trace run --out {path}` records a run there")
         raise FileNotFoundError(f"{path} holds no spools (*.vlt): nothing was traced there, or they were exported and removed")
     reader.look_alive()
     assembler.finish()
