@@ -26,6 +26,10 @@ def test_four_acts_on_one_engine(tiny_model_path: Path, tmp_path: Path) -> None:
     assert "D    E" in text[acts[3] :]  # names go on from act to act
     assert max(len(line) for line in text[: text.index("LOOK AGAIN")].splitlines() if "trace level" not in line) <= 80
     run = load_run(out)
+    slow = run.requests[2].close
+    assert slow is not None
+    assert slow.staples > 0
+    assert "\ncalls " not in text
     assert len(run.requests) == sum(len(act.asks) for act in ACTS) == 5
     assert len([process for process in run.processes if process.role == "frontend"]) == 1
 
@@ -33,5 +37,5 @@ def test_four_acts_on_one_engine(tiny_model_path: Path, tmp_path: Path) -> None:
 def test_each_act_has_something_to_look_at() -> None:
     assert [len(act.asks) for act in ACTS] == [1, 1, 1, 2]
     assert ACTS[1].asks[0].stop is not None
-    assert ACTS[2].asks[0].slow > 0
+    assert ACTS[2].asks[0].steps_away > 1
     assert all(act.pictures and act.caption for act in ACTS)

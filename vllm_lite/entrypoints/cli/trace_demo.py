@@ -6,7 +6,9 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from statistics import median
 from typing import NamedTuple
 
 from rich.console import Console, RenderableType
@@ -32,7 +34,7 @@ class Ask(NamedTuple):
     prompt: str
     max_tokens: int
     stop: str | None = None
-    slow: float = 0.0
+    steps_away: int = 0  # it looks away for as long as so many steps take
 
 
 class Act(NamedTuple):
@@ -77,7 +79,7 @@ ACTS = (
     Act(
         "a slow reader",
         "C takes a letter, then looks away. Letters that come meanwhile are stapled to the one in its mailbox: +1, +2, ...",
-        (Ask("Why is the sky blue?", 24, slow=0.12),),
+        (Ask("Why is the sky blue?", 24, steps_away=6),),
         (_mailroom, _waterfall),
     ),
     Act(
@@ -92,14 +94,14 @@ ACTS = (
 def play_demo(console: Console, engine_args: AsyncEngineArgs) -> int:
     """Play the acts and the totals; the exit code."""
     screen = Screen.of(console)
-    first = 0
+    first, step_s = 0, 0.0
     with Session(console, engine_args, show_map=True) as session:
         for index, act in enumerate(ACTS):
             console.print(Text())
             console.print(screen.heading(f"Act {index + 1} of {len(ACTS)}: {act.name}"))
             for line in Text(act.caption, "italic").wrap(console, screen.width):
                 console.print(screen.fit(line))
-            calls = [_call(first + i, ask) for i, ask in enumerate(act.asks)]
+            calls = [_call(first + i, ask, step_s) for i, ask in enumerate(act.asks)]
             session.answer(calls, len(calls))
             session.settle()
             run = session.recorded()
@@ -109,12 +111,14 @@ def play_demo(console: Console, engine_args: AsyncEngineArgs) -> int:
                 console.print(Text())
                 console.print(picture(views.part(run, {call.request_id for call in calls}), first))
             first += len(calls)
+            step_s = median([step.t_end - step.schedule.t0 for step in run.steps] or [0]) / 1e9
     if (run := session.recorded()) is not None:
-        views.show(console, run, ("totals",))
+        views.show(console, dataclasses.replace(run, calls=[]), ("totals",))  # those are the demo's own, between the acts
         views.look_again(console, session.run_dir)
     return session.exit_code
 
 
-def _call(number: int, ask: Ask) -> Call:
+def _call(number: int, ask: Ask, step_s: float) -> Call:
     params = SamplingParams(temperature=0.0, max_tokens=ask.max_tokens, stop=ask.stop, output_kind=RequestOutputKind.DELTA)
-    return Call(number, f"caller-{request_name(number)}", ask.prompt, params, slow=ask.slow)
+    slow = max(0.02, round(ask.steps_away * step_s, 2)) if ask.steps_away else 0.0
+    return Call(number, f"caller-{request_name(number)}", ask.prompt, params, slow=slow)
