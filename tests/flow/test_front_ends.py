@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -151,6 +152,12 @@ async def test_the_launcher_ends(tiny_model_path: Path) -> None:
             AsyncLLM.from_vllm_config(config, **places[0])
         with pytest.raises(VLLMValidationError, match="executor_class must be None"):
             AsyncLLM(config, executor_class=AsyncLLM, **places[1])
+        for name, value in (("client_index", 0), ("client_count", 3)):
+            with pytest.raises(VLLMValidationError, match=f"{name} must be [12]: a front end joins with"):
+                AsyncLLM.from_vllm_config(config, **(places[1] | {name: value}))
+        two_cores = dataclasses.replace(args, data_parallel_size=2).create_engine_config()
+        with pytest.raises(VLLMValidationError, match=r"engine_cores must be \[0\]: .* got \[0, 1\]"):
+            AsyncLLM.from_vllm_config(two_cores, **places[1])
         (task,) = await begin(engine, 1)
     await asyncio.wait_for(task, 20)
     while not engine.errored:  # noqa: ASYNC110

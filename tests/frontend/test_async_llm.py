@@ -462,7 +462,7 @@ async def test_shutdown_from_another_thread(make: Maker) -> None:
         ({"executor_class": "toy"}, VLLMValidationError, "executor_class must be None, or an Executor at the top"),
         ({"executor_class": AsyncLLM}, VLLMValidationError, "distributed_executor_backend must be the module:Class of an Exec"),
         ({"mm_registry": object()}, VLLMValidationError, "mm_registry must be None"),
-        ({"client_addresses": {"input_address": "x"}}, VLLMValidationError, "with output_address and trace_dir; got"),
+        ({"client_addresses": {"input_address": "x"}}, VLLMValidationError, "with output_address and trace_dir and stats_up"),
         ({"client_addresses": 5}, VLLMValidationError, "from launch_core_engines"),
         ({"client_count": 2}, VLLMValidationError, r"client_addresses must be from launch_core_engines\(\) for 2 front ends"),
         ({"client_count": 0}, VLLMValidationError, "client_count must be an integer >= 1"),
@@ -475,6 +475,11 @@ def test_what_cannot_be_built_is_refused(
     with pytest.raises(error, match=words):
         AsyncLLM(toy_args(tiny_model_path).create_engine_config(), **options)
     assert children() == []
+
+
+def test_options_are_no_configuration(tiny_model_path: Path) -> None:
+    with pytest.raises(VLLMValidationError, match=r"vllm_config must be a VllmConfig, as AsyncEngineArgs.create_engine_config"):
+        AsyncLLM(toy_args(tiny_model_path))  # type: ignore[arg-type]
 
 
 async def test_options_say_what_is_logged(make: Maker) -> None:

@@ -66,16 +66,24 @@ def note_place(
     vllm_config: VllmConfig, executor_class: object, client_addresses: object, client_count: int, client_index: int
 ) -> None:
     """Write into the configuration which of how many front ends this one is, whose run it joins, and a class of executor."""
+    if not isinstance(vllm_config, VllmConfig):
+        raise refuse("vllm_config", vllm_config, "a VllmConfig, as AsyncEngineArgs.create_engine_config() makes one")
     parallel = vllm_config.parallel_config
     check_int("client_count", client_count, 1)
     check_int("client_index", client_index, 0, client_count - 1)
     parallel.api_process_count, parallel.api_process_rank = client_count, client_index
     if client_addresses is not None:
         given = client_addresses if isinstance(client_addresses, Mapping) else {}
-        names = ["input_address", "output_address", "trace_dir", *(["stats_update_address"] if client_count > 1 else [])]
+        mine = {"client_count": client_count, "client_index": client_index, "engine_cores": [*parallel.engine_indexes]}
+        names = ["input_address", "output_address", "trace_dir", "stats_update_address", *mine]
         missing = [name for name in names if not isinstance(given.get(name), str)]
         if missing:
             raise refuse("client_addresses", client_addresses, f"from launch_core_engines(), with {' and '.join(missing)}")
+        for name, value in mine.items():
+            if given[name] != str(value):
+                raise refuse(
+                    name, value, f"{given[name]}: a front end joins with launch_core_engines()'s place and configuration"
+                )
         vllm_config.observability_config.trace_dir = given["trace_dir"]
     elif client_count > 1:
         raise refuse("client_addresses", None, f"from launch_core_engines() for {client_count} front ends")

@@ -87,6 +87,9 @@ class CoreEngines:
                 "output_address": self._address(f"outputs-{index}"),
                 "stats_update_address": self._address("stats"),
                 "trace_dir": str(vllm_config.observability_config.trace_dir),
+                "client_count": str(client_count),
+                "client_index": str(index),
+                "engine_cores": str([*vllm_config.parallel_config.engine_indexes]),
             }
             for index in range(client_count)
         ]
