@@ -101,6 +101,8 @@ def test_bad_values_are_refused_by_name(argv: list[str], named: str) -> None:
         (["--concurrency", "0"], "--concurrency must be an integer >= 1; got 0"),
         (["--demo", "a prompt"], "PROMPT must be absent with --demo"),
         (["--demo", "--stop", "x"], "--stop must be absent with --demo"),
+        (["--demo", "--max-tokens", "0"], "--max-tokens must be absent with --demo"),
+        (["--demo", "--slow-requests", "2"], "--slow-requests must be absent with --demo"),
         (["--level", "9"], "trace_level must be"),
         (["--block-size", "0"], "block_size must be"),
     ],

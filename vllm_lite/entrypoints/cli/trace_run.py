@@ -32,6 +32,10 @@ PROMPTS = (
     "What is a token?",
     "Give me a recipe for bread with four steps.",
 )
+DEMO_BRINGS = (
+    *("prompts", "requests", "concurrency", "max_tokens", "temperature", "ignore_eos", "stop", "stop_requests"),
+    *("slow_reader", "slow_requests", "abort_after", "abort_requests", "traceparent"),
+)
 EXAMPLES = """examples:
   vllm-lite trace run "What is the capital of France?"
   vllm-lite trace run --demo                                 four acts
@@ -160,8 +164,8 @@ def _habits(args: argparse.Namespace, total: int) -> tuple[set[int], set[int], s
 
 def _refuse_in_demo(args: argparse.Namespace) -> None:
     """The demo brings its own callers."""
-    given = {"PROMPT": args.prompts, "--requests": args.requests, "--concurrency": args.concurrency, "--stop": args.stop}
-    given |= {"--slow-reader": args.slow_reader, "--abort-after": args.abort_after, "--traceparent": args.traceparent}
-    for option, value in given.items():
-        if value:
+    for name in DEMO_BRINGS:
+        value = getattr(args, name)
+        if value not in ([], args.parser.get_default(name)):
+            option = "PROMPT" if name == "prompts" else f"--{name.replace('_', '-')}"
             raise refuse(option, value, "absent with --demo, which brings its own callers")
