@@ -166,6 +166,16 @@ def test_steps_can_be_sampled_on_their_own(run_dir: Path, trace_steps: str, reco
     assert all(schedule.reqs == [] for schedule in read(run_dir, "main", Schedule))
 
 
+@pytest.mark.parametrize(("level", "told"), [(1, [(-1, [(3, "length")])]), (0, [])])
+def test_an_end_in_a_step_that_is_not_recorded_is_told(run_dir: Path, level: int, told: list[object]) -> None:
+    core = make_core(run_dir, "off")
+    add(core, "a", 3)
+    set_level(run_dir, level)
+    while core.scheduler.has_requests():
+        core.step()
+    assert [(update.step, update.finished) for update in read(run_dir, "main", Update)] == told
+
+
 def test_the_level_is_read_before_each_step(run_dir: Path) -> None:
     core = make_core(run_dir)
     add(core, "a", 1, max_tokens=3)

@@ -37,6 +37,11 @@ def test_a_run_that_holds(run: Path, capsys: Out) -> None:
     assert text.splitlines()[-1] == f"all {len(RULES)} rules hold"
 
 
+def test_who_died_is_told(tmp_path: Path, capsys: Out) -> None:
+    assert main(["trace", "check", str(write_canned_run(tmp_path / "dead", engine_dies=True))]) == 0
+    assert "callers' records  2 processes died  ---" in capsys.readouterr().out
+
+
 def test_only_the_rules_that_were_asked_for(run: Path, capsys: Out) -> None:
     assert main(["trace", "check", str(run), "--no-orphans", "--unique-ids"]) == 0
     assert list(rules(capsys.readouterr().out)) == ["no orphans", "unique span ids"]

@@ -238,7 +238,7 @@ class Execute(Record, tag=23):
 class Update(Record, tag=24):
     """update_from_output ran from t0 to t1; `finished` are (req, finish reason) of sampled requests that ended here.
 
-    `num_bags` of the step go out, one for each client with outputs; -1 where the writer does not say.
+    `num_bags` of it go out, one for each client with outputs (-1: not told); a `step` of -1 is one that is not recorded.
     """
 
     STATION = "S7"

@@ -154,7 +154,10 @@ def test_bags() -> None:
         ({"slices": [(12, 14, 1)]}, "bag 0 letters: bag=2, slices=1, fates=2"),
         ({"num_put": 1}, "bag 0 letters: bag=2, slices=2, fates=1"),
         ({"fates": "ps"}, "bag 0 fates: columns=(1, 1, 0), counts=(2, 0, 0)"),
-        ({"num_outputs": 3, "slices": [(12, 14, 3)], "num_kept_back": 1}, "bag 0 outputs: sent=2, sorted=3"),
+        (
+            {"num_outputs": 3, "slices": [(12, 14, 3)], "num_kept_back": 1},
+            "bag 0 outputs and bytes: sent=(2, 50), sorted=(3, 50)",
+        ),
     ],
 )
 def test_a_bag_that_does_not_add_up(wrong: dict[str, Any], failure: str) -> None:
@@ -219,8 +222,73 @@ def test_a_stop_string_is_no_failure() -> None:
     assert not counts.aborts(make.run(*begun, *stopped, (process, make.close(outcome="aborted")))).ok
 
 
+def whole(**wrong: Any) -> list[tuple[Process, rec.Record]]:
+    """One request and its one step, from end to end, each record by its name; those in `wrong` replace or drop theirs."""
+    process, core, worker = front(), make.core(threads={"main": True}), make.worker(threads={"rank0": True})
+    told: dict[str, tuple[Process, Any]] = {
+        "accept": (process, make.accept()),
+        "tokenise": (process, rec.Tokenise(1, 2, 3, 4)),
+        "post": (process, make.post()),
+        "receive": (core, make.receive()),
+        "schedule": (core, make.schedule(0, 50, {1: 4})),
+        "execute": (core, make.execute(0, 52, 56)),
+        "work": (worker, make.work(0, 53, 55)),
+        "update": (core, make.update(0, 56, 57, [(1, "length")], num_bags=1)),
+        "send": (core, make.send(0, 58)),
+        "sort": (process, make.sort(0, 60, [(1, 1, "p")])),
+        "close": (process, make.close(num_prompt_tokens=4)),
+    }
+    told |= {name: (told[name][0], record) for name, record in wrong.items()}
+    return [pair for pair in told.values() if pair[1] is not None]
+
+
+def test_a_way_that_is_whole() -> None:
+    assert counts.nothing_lost(make.run(*whole())).ok
+    assert counts.steps(make.run(*whole())).ok
+
+
+@pytest.mark.parametrize(
+    ("lost", "failure"),
+    [
+        ("tokenise", "request r1 prompt: close=4, tokenised=0"),
+        ("post", "request r1 on its way in: posted=1, received=0"),
+        ("receive", "request r1 on its way in: posted=1, received=0"),
+        ("update", "request r1: 1 of its stays in the engine core have no end"),
+    ],
+)
+def test_a_record_that_is_missing_on_a_requests_way(lost: str, failure: str) -> None:
+    assert counts.nothing_lost(make.run(*whole(**{lost: None}))).failures == [failure]
+
+
+@pytest.mark.parametrize("wrong", [{"execute": None}, {"update": None}, {"update": make.update(0, 56, 57, num_bags=2)}])
+def test_a_record_that_is_missing_of_a_step(wrong: dict[str, Any]) -> None:
+    failure = "step 0: a record of how it was run, taken over or sent is missing"
+    assert counts.steps(make.run(*whole(**wrong))).failures == [failure]
+
+
+def test_each_step_was_run_by_as_many_workers() -> None:
+    second = {
+        "schedule": make.schedule(1, 70, {1: 1}),
+        "execute": make.execute(1, 72, 76),
+        "update": make.update(1, 76, 77, num_bags=1),
+        "send": make.send(1, 78),
+        "sort": make.sort(1, 80, [(1, 1, "p")]),
+        "work": None,
+    }
+    first = whole()
+    steps = [pair for pair in whole(**second) if type(pair[1]) in (rec.Schedule, rec.Execute, rec.Update, rec.Send, rec.Sort)]
+    by_role = {process.role: process for process, _ in first}
+    run = make.run(*first, *((by_role[process.role], record) for process, record in steps))
+    assert counts.steps(run).failures == ["step 1: a record of how it was run, taken over or sent is missing"]
+
+
+def test_a_bag_that_is_missing_in_a_front_ends_count() -> None:
+    run = of(make.sort(0, 10), make.sort(2, 20))
+    assert counts.bags(run).failures == ["front end 1 bags: recorded=2, counted=3"]
+
+
 def test_nothing_lost() -> None:
-    run = of(make.close())
+    run = make.run(*whole())
     assert counts.nothing_lost(run).ok
     run.torn, run.unknown, run.unclaimed = 1, 2, 3
     run.dropped.append((front(), rec.Dropped(4, "no room")))

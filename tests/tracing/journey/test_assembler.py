@@ -61,6 +61,14 @@ def test_records_of_a_request_whose_beginning_is_lost_are_counted() -> None:
     assert not assembler.requests
 
 
+def test_an_end_in_a_step_that_is_not_recorded_belongs_to_its_stay() -> None:
+    core = make.core()
+    assembler = make.assemble((core, make.receive()), (core, make.update(-1, 60, 70, [(1, "length")])))
+    assert assembler.unclaimed == 0
+    [stay] = assembler.strays
+    assert (stay.finish_reason, stay.t_end) == ("length", 70)
+
+
 def test_what_waits_for_a_lost_step_is_counted_at_the_end() -> None:
     assembler = make.assemble((make.worker(), make.work(1, 10, 20)), (make.core(), make.send(1, 30)))
     assert assembler.unclaimed == 0

@@ -118,11 +118,14 @@ class StepTracer:
         t1 = now_ns()
         ended = [o for bag in bags.values() for o in bag.outputs if o.finish_reason is not None and o.request_id in self._live]
         finished = [(self._live.pop(output.request_id), str(output.finish_reason)) for output in ended]
-        if stamp is not None and self._recorder is not None:
+        if self._recorder is None or not (stamp or (finished and self._recorder.level)):
+            return
+        if stamp is not None:
             for bag in bags.values():
                 bag.step_trace = SpanContext(stamp.trace_id, new_span_id(), sampled=True).traceparent()
-            self._recorder.append(Update(stamp.step, t0, t1, finished, len(bags), [row for row in stale if row[1]]))
-            self._recorder.flush()
+        step = -1 if stamp is None else stamp.step
+        self._recorder.append(Update(step, t0, t1, finished, len(bags), [row for row in stale if row[1]]))
+        self._recorder.flush()
 
     def leave(self, number: int, request_id: str, reason: str, status: str) -> None:
         """Traced request `number` leaves the core outside a step, while it was waiting, running or preempted."""

@@ -34,7 +34,7 @@ RULES = {
     "letters": ("letters add up", "puts == takes + staples + left"),
     "tokens": ("tokens add up", "tokens in letters, takes and usage, and at the callers"),
     "bags": ("bags add up", "slices and fates make up each bag"),
-    "steps": ("steps and bags", "who got a letter took part in its step"),
+    "steps": ("steps and bags", "who got a letter took part in its step, of which all is known"),
     "aborts": ("aborts", "each is sent once and reaches the engine core"),
     "no-orphans": ("no orphans", "each span has its parent"),
     "unique-ids": ("unique span ids", "no two spans share an id"),
@@ -85,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
     if torn:
         callers += f" ({torn} torn)"
     facts = [count(len(loaded.requests), "request"), count(len(loaded.steps), "step"), count(len(loaded.bags), "bag"), callers]
+    if died := sum(process.died for process in loaded.processes):
+        facts.append(f"{count(died, 'process', 'processes')} died")
     _print(findings, facts)
     return 0 if all(finding.ok for finding in findings) else 1
 

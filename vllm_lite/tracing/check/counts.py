@@ -6,6 +6,7 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,8 +105,12 @@ def _with_left(close: rec.Close, name: str, tokens: int) -> dict[str, int]:
 
 
 def bags(run: Run, max_slice: int = 128) -> Finding:
-    """Slices add up to the bag and none is longer than `max_slice`; every letter has one fate; what was sent was sorted."""
+    """Slices add up to the bag and none is longer than `max_slice`; every letter has one fate; what was sent was sorted, and no
+    bag of a front end's count is missing."""
     finding = Finding("bags add up")
+    for process, count in Counter(bag.process for bag in run.bags).items():
+        last = max(bag.sort.bag for bag in run.bags if bag.process is process)
+        finding.equal(f"front end {process.pid} bags", recorded=count, counted=last + 1)
     for bag in run.bags:
         sort, name = bag.sort, f"bag {bag.sort.bag}"
         sizes = [size for _, _, size in sort.slices]
@@ -116,13 +121,22 @@ def bags(run: Run, max_slice: int = 128) -> Finding:
             columns = (sort.fates.count(rec.PUT), sort.fates.count(rec.STAPLED), sort.fates.count(rec.KEPT_BACK))
             finding.equal(f"{name} fates", columns=columns, counts=(sort.num_put, sort.num_stapled, sort.num_kept_back))
         if bag.send is not None:
-            finding.equal(f"{name} outputs", sent=bag.send.num_outputs, sorted=sort.num_outputs)
+            sent = bag.send.num_outputs, bag.send.body_size
+            finding.equal(f"{name} outputs and bytes", sent=sent, sorted=(sort.num_outputs, sort.body_size))
     return finding
 
 
 def steps(run: Run) -> Finding:
-    """Whoever got a letter took part in its step. Of a killed engine core, the last bag may be without one."""
+    """Whoever got a letter took part in its step, which each of its engine core's workers ran and whose result was taken over.
+    Of a killed engine core, the last bag may be without one."""
     finding = Finding("steps and bags")
+    ran = [step for step in run.steps if not step.process.died and any(bag.sort.num_tokens for bag in step.bags)]
+    ranks = {process: max(len(step.works) for step in ran if step.process is process) for process in {s.process for s in ran}}
+    for step in ran:
+        if all(_level(request) for request in step.requests):
+            done, bags = len(step.works) == ranks[step.process], step.update.num_bags if step.update else 0
+            whole = done and step.execute is not None and bags in (-1, len(step.sends))
+            finding.expect(whole, f"step {step.index}: a record of how it was run, taken over or sent is missing")
     for bag in run.bags:
         if bag.step is None:
             continue
@@ -185,9 +199,24 @@ def nothing_lost(run: Run) -> Finding:
     workers = sum(process.role == "worker" for process in run.processes)
     in_flight = STEPS_IN_FLIGHT * workers if killed else 0  # recorded by workers before the core wrote its own part down
     finding.expect(run.unclaimed <= in_flight, f"{run.unclaimed} records belong to nothing")
+    for request in filter(_level, run.requests):
+        _whole(finding, request)
     for _, dropped in run.dropped:
         finding.expect(False, f"{dropped.count} dropped: {dropped.reason}")
     return finding
+
+
+def _whole(finding: Finding, request: RequestJourney) -> None:
+    """A request's way in and out: tokenised, posted and received, and out of each engine core that ended in order."""
+    name, close = _name(request), request.close
+    if close is not None:
+        parts = filter(None, (request.tokenise, *request.later_parts))
+        finding.equal(f"{name} prompt", close=close.num_prompt_tokens, tokenised=sum(part.num_prompt_tokens for part in parts))
+    if close is not None and close.outcome == "finished":
+        received = sum(stay.receive is not None for stay in request.stays)
+        finding.equal(f"{name} on its way in", posted=max(len(request.posts), 1), received=received)
+    endless = sum(stay.t_end is None and stay.process.ended and not stay.process.died for stay in request.stays)
+    finding.expect(not endless, f"{name}: {endless} of its stays in the engine core have no end")
 
 
 def _level(request: RequestJourney) -> int:

@@ -188,7 +188,7 @@ class Assembler:
             step.execute = record
 
     def _update(self, process: Process, record: rec.Update) -> None:
-        if step := self._step(process, record.step):
+        if record.step >= 0 and (step := self._step(process, record.step)):
             step.update = record
         for req, reason in record.finished:
             stay = self._stay(process, req)
