@@ -20,8 +20,11 @@ def test_everything_is_in_the_order_of_time(canned: Run) -> None:
 def test_a_folder_without_spools_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="holds no spools"):
         load_run(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"nowhere is no folder; `vllm-lite trace run --out .*` records a run there"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is no folder; `vllm-lite trace run --out DIR` records a run in one$"):
         load_run(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(FileNotFoundError, match="file is no folder"):
+        load_run(tmp_path / "file")
 
 
 def test_a_stay_of_no_known_request_is_a_stray(canned_dir: Path, tmp_path: Path) -> None:

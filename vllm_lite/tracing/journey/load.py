@@ -19,13 +19,13 @@ from vllm_lite.tracing.reader import RunReader
 def load_run(run_dir: str | Path) -> Run:
     """Read every spool of `run_dir`. Raises FileNotFoundError where there is no such folder or it has no spool."""
     path = Path(run_dir)
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path} is no folder; `vllm-lite trace run --out DIR` records a run in one")
     reader, assembler = RunReader(path), Assembler()
     with _no_collections():
         for process, record in reader.poll():
             assembler.feed(process, record)
     if not reader.spools:
-        if not path.is_dir():
-            raise FileNotFoundError(f"{path} is no folder; `vllm-lite trace run --out {path}` records a run there")
         raise FileNotFoundError(f"{path} holds no spools (*.vlt): nothing was traced there, or they were exported and removed")
     reader.look_alive()
     assembler.finish()
