@@ -126,6 +126,24 @@ async def test_record_around_an_engine_that_runs_already(tiny_model_path: Path) 
     engine.shutdown()
 
 
+async def test_an_engine_that_is_gone_is_refused(tiny_model_path: Path) -> None:
+    engine = AsyncLLM.from_engine_args(toy_args(tiny_model_path))
+    engine.shutdown()
+    with pytest.raises(VLLMValidationError, match="use an AsyncLLM or LLM that runs"), record(engine):
+        pass
+
+
+@pytest.mark.parametrize("level", [0, 4, "3"])
+def test_a_level_that_is_none_is_refused(level: Any) -> None:
+    with pytest.raises(VLLMValidationError, match="level must be an integer >= 1 and <= 3"), record(level=level):
+        pass
+
+
+def test_a_folder_that_holds_a_run_is_refused(canned: TracedRun) -> None:
+    with pytest.raises(VLLMValidationError, match="out must be a folder that holds no run yet"), record(out=canned.path):
+        pass
+
+
 def test_something_that_is_no_engine_is_refused() -> None:
     with pytest.raises(VLLMValidationError, match="engine is no engine"), record(object()):
         pass

@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vllm_lite.config.checks import check_int, refuse
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing.control_page import CONTROL_FILE, ControlPage
 from vllm_lite.tracing.journey import Bag, RequestJourney, Run, StepJourney, load_run
@@ -178,7 +179,9 @@ def record(engine: object | None = None, *, level: int = 3, out: str | Path | No
 
     Without `engine`, it is the one that the block builds; its spools go to `out`, else to a folder that stays until the process
     ends. With an AsyncLLM or LLM that exists already, its level is raised for the block, and only requests of the block count.
+    Raises VLLMValidationError for a level other than 1 to 3, an engine that is none or is gone, and an `out` that holds a run.
     """
+    check_int("level", level, 1, 3)
     if engine is None:
         yield from _around_a_new_engine(level, Path(out or tempfile.mkdtemp(prefix="vllm-lite-record-")))
         return
@@ -189,6 +192,8 @@ def record(engine: object | None = None, *, level: int = 3, out: str | Path | No
 
 
 def _around_a_new_engine(level: int, folder: Path) -> Iterator[TracedRun]:
+    if (folder / CONTROL_FILE).exists():  # the engine would take another one
+        raise refuse("out", str(folder), "a folder that holds no run yet")
     ours = {"VLLM_LITE_TRACE_DIR": str(folder), "VLLM_LITE_TRACE_LEVEL": str(level)}
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
@@ -221,10 +226,11 @@ def _settle(run: TracedRun) -> None:
 def _run_dir_of(engine: object) -> Path:
     for holder in (engine, getattr(engine, "llm_engine", None)):
         config = getattr(holder, "vllm_config", None)
-        if config is not None and config.observability_config.trace_dir:
-            return Path(config.observability_config.trace_dir)
+        folder = config and config.observability_config.trace_dir
+        if folder and (Path(folder) / CONTROL_FILE).exists():
+            return Path(folder)
     raise VLLMValidationError(
-        "engine is no engine with a run directory; use an AsyncLLM or LLM", parameter="engine", value=engine
+        "engine is no engine with a run directory; use an AsyncLLM or LLM that runs", parameter="engine", value=engine
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.tracing.receiver import GRPC, HTTP, receiver
+from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing.export import FORMATS, Sent, read_spans, send, write_files
 from vllm_lite.tracing.exporter.settings import read_settings
 from vllm_lite.tracing.journey import Run
@@ -54,6 +55,15 @@ def test_limits_are_honoured(canned_dir: Path) -> None:
     spans = list(read_spans(canned_dir, {"OTEL_SPAN_EVENT_COUNT_LIMIT": "2"}))
     assert max(len(span.events) for span in spans) == 2
     assert sum(span.dropped_events for span in spans) > 0
+
+
+def test_a_file_is_not_written_over_itself(canned: Run, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write_files(canned, {"otlp": path}, {})
+    before = path.read_bytes()
+    with pytest.raises(VLLMValidationError, match="the file that is read; use another"):
+        write_files(path, {"otlp": path}, {})
+    assert path.read_bytes() == before
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:

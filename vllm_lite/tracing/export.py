@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing.exporter.sender import LastError
 from vllm_lite.tracing.exporter.settings import Settings
 from vllm_lite.tracing.journey import Run, load_run
@@ -49,7 +50,13 @@ def read_spans(source: Run | Path, environ: Mapping[str, str]) -> Iterator[Span]
 
 
 def write_files(source: Run | Path, targets: Mapping[str, Path], environ: Mapping[str, str]) -> dict[str, int]:
-    """Write `source` to each target, by the name of its format. Returns how many spans went into each."""
+    """Write `source` to each target, by the name of its format. Returns how many spans went into each.
+
+    Raises VLLMValidationError for a target that is the source: it would be empty before it is read.
+    """
+    for name, path in targets.items():
+        if isinstance(source, Path) and path.exists() and path.samefile(source):
+            raise VLLMValidationError(f"--{name} is {path}, the file that is read; use another", parameter=name, value=path)
     return {name: FORMATS[name](read_spans(source, environ), path, environ) for name, path in targets.items()}
 
 

@@ -34,6 +34,7 @@ def test_the_callers_record(tmp_path: Path) -> None:
 
 
 def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "client.jsonl").write_bytes(b'{"request_id": "a"}\n\xff\n[]\n{}\n{"request_id": 3}\n{"request_id": "b", "tok')
-    assert read_lines(tmp_path / "client.jsonl") == ([{"request_id": "a"}], 5)
+    odd = b'[]\n{}\n{"request_id": 3}\n{"request_id": "c", "traceparent": 7}\n{"request_id": "c", "token_ids": 7}\n'
+    (tmp_path / "client.jsonl").write_bytes(b'{"request_id": "a"}\n\xff\n' + odd + b'{"request_id": "b", "tok')
+    assert read_lines(tmp_path / "client.jsonl") == ([{"request_id": "a"}], 7)
     assert read_client(tmp_path) == [{"request_id": "a"}]

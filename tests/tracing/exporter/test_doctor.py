@@ -97,8 +97,9 @@ def test_nothing_listens(protocol: str) -> None:
     assert found.remedies == ["start the collector, or correct the port (usually 4317 for grpc, 4318 for http/protobuf)"]
 
 
-def test_no_such_host() -> None:
-    found = asked("no-such-host.invalid:4317", GRPC)
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b"])
+def test_no_such_host(host: str) -> None:
+    found = asked(f"{host}:4317", GRPC)
     assert found.remedies == ["correct the host's name in the endpoint"]
 
 
@@ -122,6 +123,7 @@ def test_a_black_hole(protocol: str) -> None:
 @pytest.mark.parametrize(
     ("code", "word"),
     [
+        (308, "https://"),
         (401, "OTEL_EXPORTER_OTLP_HEADERS"),
         (404, "/v1/traces"),
         (413, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"),
@@ -175,3 +177,5 @@ def test_a_sampler_that_takes_nothing_is_told_though_the_span_arrives() -> None:
 def test_what_is_refused_is_refused() -> None:
     with pytest.raises(VLLMValidationError, match="otlp_traces_endpoint"):
         examine("unix:///x", {})
+    with pytest.raises(VLLMValidationError, match="OTEL_SPAN_EVENT_COUNT_LIMIT"):
+        examine("127.0.0.1:1", {"OTEL_SPAN_EVENT_COUNT_LIMIT": "many"})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -135,9 +136,10 @@ def test_what_is_not_understood_is_refused_by_name(name: str, value: str) -> Non
     assert caught.value.parameter == name
 
 
-def test_a_bad_option_is_refused_by_its_name() -> None:
-    with pytest.raises(VLLMValidationError, match=r"^otlp_traces_endpoint is 'unix:///x'; use host:port or a URL"):
-        read_settings({}, "unix:///x")
+@pytest.mark.parametrize("value", ["unix:///x", "c:99999", "c:0", "http://c:grpc", "http://[::1"])
+def test_a_bad_option_is_refused_by_its_name(value: str) -> None:
+    with pytest.raises(VLLMValidationError, match=f"^otlp_traces_endpoint is {re.escape(repr(value))}; use host:port or a URL"):
+        read_settings({}, value)
 
 
 def test_tls_files_that_exist(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from vllm_lite.tracing.spans import run_spans
 
 __all__ = ["ClientLine", "Finding", "check_run", "engine_dead", "reachable", "read_client", "read_lines"]
 
+_KINDS = {"request_id": str, "traceparent": str | None, "token_ids": list | None}  # of a caller's line, where rules look inside
+
 
 def check_run(run: Run, client: Sequence[ClientLine] | None = None) -> list[Finding]:
     """Apply every rule. `client` is what `read_client` gave, None where no caller kept a record."""
@@ -61,7 +63,7 @@ def read_lines(path: Path) -> tuple[list[ClientLine], int]:
             line = json.loads(text)
         except ValueError:
             line = None
-        if isinstance(line, dict) and isinstance(line.get("request_id"), str):
+        if isinstance(line, dict) and all(isinstance(line.get(name), kind) for name, kind in _KINDS.items()):
             read.append(line)
         else:
             torn += 1

@@ -20,6 +20,7 @@ from vllm_lite.tracing.exporter.settings import GRPC, HTTP, PORTS, Settings, rea
 from vllm_lite.tracing.process import Process
 from vllm_lite.tracing.sampler import Sampler
 from vllm_lite.tracing.spans import Kind, Span
+from vllm_lite.tracing.spans.environment import Limits
 
 PROBE_S = 2.0
 # An OTLP request over HTTP that holds no span.
@@ -69,6 +70,7 @@ def examine(endpoint: str | None = None, environ: Mapping[str, str] | None = Non
     """Try it. Raises VLLMValidationError for a variable or an endpoint that is refused before anything is sent."""
     env = os.environ if environ is None else environ
     settings = read_settings(env, endpoint)
+    Limits.read(env)
     found = Diagnosis(settings.endpoint, settings.protocol)
     found.look(settings.enabled, "sending is switched on", "unset OTEL_SDK_DISABLED, and set OTEL_TRACES_EXPORTER to otlp")
     if not Sampler(env).decide(None, "doctor").sampled:
@@ -86,7 +88,7 @@ def _reach(settings: Settings, found: Diagnosis) -> str | None:
         with socket.create_connection((host, port), PROBE_S) as probe:
             found.look(True, f"something listens at {host}, port {port}")
             answer = _answer(probe, host, url.path or "/") if url.scheme == "http" else b""
-    except socket.gaierror as error:
+    except (socket.gaierror, UnicodeError) as error:  # not found, or no name at all
         found.look(False, f"{host} is no host that is known here ({error})", "correct the host's name in the endpoint")
         return None
     except OSError as error:
@@ -99,7 +101,11 @@ def _reach(settings: Settings, found: Diagnosis) -> str | None:
         remedy = f"set OTEL_EXPORTER_OTLP_PROTOCOL={spoken}, or use the port for {settings.protocol}"
         found.look(False, f"it speaks {spoken}, and {settings.protocol} was asked for", remedy)
         return None
-    return answer.partition(b"\r\n")[0].decode("ascii", "replace") if spoken == HTTP else ""
+    first_line = answer.partition(b"\r\n")[0].decode("ascii", "replace") if spoken == HTTP else ""
+    if re.match(r"HTTP/1\.\d 3", first_line):  # the official exporter takes this for a yes
+        found.look(False, f"it sends one elsewhere: {first_line}", "name the place it sends one to, https:// perhaps")
+        return None
+    return first_line
 
 
 def _answer(probe: socket.socket, host: str, path: str) -> bytes:

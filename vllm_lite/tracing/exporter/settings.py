@@ -97,8 +97,13 @@ def _endpoint(environ: Mapping[str, str], option: str | None, protocol: str) -> 
     lack: a scheme, a port where there was no scheme, and for HTTP the path."""
     name, value = ("otlp_traces_endpoint", option) if option else _otlp(environ, "ENDPOINT", f"localhost:{PORTS[protocol]}")
     bare = "://" not in value
-    url = urlsplit(f"{_scheme(environ)}://{value}" if bare else value)
-    if url.scheme not in ("http", "https") or not url.hostname:
+    full = f"{_scheme(environ)}://{value}" if bare else value
+    try:
+        url = urlsplit(full)
+        known = url.scheme in ("http", "https") and url.hostname and url.port != 0
+    except ValueError:  # a port that is no number, or an address in half a bracket
+        known = False
+    if not known:
         raise _refused(name, value, f"host:port or a URL such as http://localhost:{PORTS[protocol]}")
     port = f":{PORTS[protocol]}" if bare and ":" not in url.netloc.rpartition("]")[2] else ""
     base = f"{url.scheme}://{url.netloc}{port}"
