@@ -111,6 +111,21 @@ def test_preemption_and_return_are_in_the_steps(run_dir: Path) -> None:
     assert (second.preempted, second.new, second.tokens, second.prefills) == ([5], [(5, 0)], [20], [5])
 
 
+def test_a_preemption_that_an_unrecorded_step_tells_the_worker_is_in_the_next(run_dir: Path) -> None:
+    core = make_core(run_dir)
+    add(core, "a", 5, max_tokens=3)
+    add(core, "b", None)
+    add(core, "c", 6)
+    core.step()
+    core.pause_scheduler("keep", clear_cache=True)
+    core.abort_requests(["b", "c"])
+    core.step()  # no tokens, only news
+    core.resume_scheduler()
+    core.step()
+    first, second = read(run_dir, "main", Schedule)
+    assert (second.step - first.step, second.preempted, second.new, second.prefills) == (2, [5], [(5, 0)], [5])
+
+
 def test_gap_14_what_room_cost_is_counted_from_one_recorded_step_to_the_next(run_dir: Path) -> None:
     """Seven blocks: two requests of five do not fit; the second takes the first one's cached blocks when that has ended."""
     config = traced_config(run_dir)
@@ -296,6 +311,7 @@ def test_gap_15_an_answer_that_waits_for_the_last_step_lasts_that_long(run_dir: 
     with CoreProcess(config) as core:
         core.start()
         core.add("a", PROMPT, trace_headers=SAMPLED)
+        core.bag()  # it has begun; a pause would hold it back before
         core.send(EngineCoreRequestType.UTILITY, [0, 1, "pause_scheduler", ["wait"], SAMPLED["traceparent"]])
         core.answers("a")
         core.bag()

@@ -41,6 +41,7 @@ class StepTracer:
         self._trace_steps = trace_steps
         self._live: dict[str, int] = {}  # traced requests that are in the core, by internal id
         self._told = (0, 0)  # blocks evicted and refused until the last recorded step
+        self._preempted: set[int] = set()  # since the last recorded step
         self.step_span_id: str | None = None  # of the step whose bags were stamped last
 
     def enter(self, request: Request) -> None:
@@ -58,6 +59,7 @@ class StepTracer:
         """A step was planned from `t0` until now. None where it is not to be recorded."""
         t1 = now_ns()
         assert self._recorder is not None
+        self._preempted.update(self._live[request_id] for request_id in plan.preempted_req_ids if request_id in self._live)
         if not plan.num_scheduled_tokens or not self._wants(plan):
             return None
         stamp = StepStamp(plan.step)
@@ -86,7 +88,7 @@ class StepTracer:
                 tokens,
                 prefills,
                 [(self._live[request.req_id], request.num_computed_tokens) for request in new],
-                [self._live[request_id] for request_id in plan.preempted_req_ids if request_id in self._live],
+                sorted(self._preempted),
                 len(plan.num_scheduled_tokens),
                 num_prefill,
                 plan.total_num_scheduled_tokens,
@@ -98,6 +100,7 @@ class StepTracer:
                 [(self._live[r.req_id], count) for r in new if (count := scheduler.requests[r.req_id].num_refused)],
             )
         )
+        self._preempted.clear()
         plan.step_trace = SpanContext(stamp.trace_id, stamp.execute_span_id, sampled=True).traceparent()
         stamp.t_execute = now_ns()
         return stamp
@@ -118,6 +121,7 @@ class StepTracer:
         t1 = now_ns()
         ended = [o for bag in bags.values() for o in bag.outputs if o.finish_reason is not None and o.request_id in self._live]
         finished = [(self._live.pop(output.request_id), str(output.finish_reason)) for output in ended]
+        self._preempted.difference_update(number for number, _ in finished)
         if self._recorder is None or not (stamp or (finished and self._recorder.level)):
             return
         if stamp is not None:
@@ -130,6 +134,7 @@ class StepTracer:
     def leave(self, number: int, request_id: str, reason: str, status: str) -> None:
         """Traced request `number` leaves the core outside a step, while it was waiting, running or preempted."""
         self._live.pop(request_id, None)
+        self._preempted.discard(number)
         if self._recorder is not None:
             self._recorder.append(Leave(number, now_ns(), reason, status))
             self._recorder.flush()
