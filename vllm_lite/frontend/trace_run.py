@@ -7,6 +7,7 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +52,7 @@ def _new_run_dir(level: int, explicit: str | None) -> Path:
     try:
         return create_run_dir(level, explicit)
     except OSError as error:
-        if level > 0 or explicit is not None:
+        explicit = explicit or os.environ.get("VLLM_LITE_TRACE_DIR")
+        if level > 0 or explicit is not None or os.environ.get("VLLM_LITE_TRACE_LEVEL", "0") != "0":
             raise refuse("trace_dir", explicit, f"a folder that can be made and written here ({error})") from error
         return create_run_dir(level, tempfile.mkdtemp(prefix="vllm-lite-run-"))

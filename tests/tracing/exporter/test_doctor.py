@@ -40,6 +40,8 @@ def http_answering(code: int) -> Iterator[str]:
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
             self.send_response(code)
+            if code == 308:
+                self.send_header("location", "https://elsewhere/v1/traces")
             self.send_header("content-length", "0")
             self.end_headers()
 

@@ -31,6 +31,7 @@ PROBE = (
 SETTINGS_FRAME = b"\4"  # type of the first HTTP/2 frame, at byte 3
 # What an answer shows, and the remedy; the first that is found counts.
 REMEDIES = {
+    r"sends one elsewhere": "name the place it sends one to, https:// perhaps",
     r"\b401\b|UNAUTHENTICATED|\b403\b|PERMISSION_DENIED": "set OTEL_EXPORTER_OTLP_HEADERS to what the collector wants to be "
     "asked with, such as authorization=Bearer%20KEY",
     r"\b404\b|\b405\b|UNIMPLEMENTED": "it takes no traces there: check the path (HTTP collectors take them at /v1/traces)",
@@ -101,11 +102,7 @@ def _reach(settings: Settings, found: Diagnosis) -> str | None:
         remedy = f"set OTEL_EXPORTER_OTLP_PROTOCOL={spoken}, or use the port for {settings.protocol}"
         found.look(False, f"it speaks {spoken}, and {settings.protocol} was asked for", remedy)
         return None
-    first_line = answer.partition(b"\r\n")[0].decode("ascii", "replace") if spoken == HTTP else ""
-    if re.match(r"HTTP/1\.\d 3", first_line):  # the official exporter takes this for a yes
-        found.look(False, f"it sends one elsewhere: {first_line}", "name the place it sends one to, https:// perhaps")
-        return None
-    return first_line
+    return answer.partition(b"\r\n")[0].decode("ascii", "replace") if spoken == HTTP else ""
 
 
 def _answer(probe: socket.socket, host: str, path: str) -> bytes:

@@ -8,6 +8,7 @@ Mirrors: vllm/tracing/otel.py (get_span_exporter)
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from vllm_lite.tracing.exporter.sender import Export
 from vllm_lite.tracing.exporter.settings import GRPC, Settings
 from vllm_lite.tracing.spans import Span
 
+SESSION_PROVIDER = "OTEL_PYTHON_EXPORTER_OTLP_HTTP"  # a variable that begins so may name a package that makes the session
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
@@ -71,5 +73,16 @@ def make_exporter(settings: Settings) -> SpanExporter:
     else:
         http = importlib.import_module("opentelemetry.exporter.otlp.proto.http")
         options = {"compression": http.Compression(settings.compression)}
+        if not any(name.startswith(SESSION_PROVIDER) for name in os.environ):
+            options["session"] = importlib.import_module("requests").Session()
+            options["session"].hooks["response"].append(_refuse_redirect)
     exporter: SpanExporter = module.OTLPSpanExporter(endpoint=settings.endpoint, **options)
     return exporter
+
+
+def _refuse_redirect(response: Any, **_: object) -> None:
+    """The exporter follows no redirect, yet takes one for a yes: the spans would be lost without a word."""
+    if response.is_redirect:
+        response.close()
+        told = f"{response.status_code}: it sends one elsewhere, to {response.headers['location']}"
+        raise importlib.import_module("requests").RequestException(told)
