@@ -247,6 +247,16 @@ def test_a_way_that_is_whole() -> None:
     assert counts.steps(make.run(*whole())).ok
 
 
+def test_of_a_run_that_is_still_written_the_newest_may_not_be_read_yet() -> None:
+    process, core = make.front(threads={"loop": False}, alive=True), make.core(threads={"main": False}, alive=True)
+    known = {front().role: process, core.role: core}
+    for lost in ("receive", "schedule", "update", "send"):
+        pairs = [(known[writer.role], record) for writer, record in whole(**{lost: None}) if writer.role in known]
+        run = make.run(*pairs)
+        assert counts.nothing_lost(run).ok
+        assert counts.steps(run).ok
+
+
 @pytest.mark.parametrize(
     ("lost", "failure"),
     [
