@@ -55,6 +55,22 @@ async def fail(engine: AsyncLLM, name: str) -> None:
         [output async for output in engine.generate(parts(ZeroDivisionError()), params(), name)]
 
 
+async def given_up_by_a_pause(engine: AsyncLLM) -> str | None:
+    """The last finish reason of a session that the engine core gives up between two parts."""
+
+    async def one_part() -> Parts:
+        yield StreamingInput(PARTS[0])
+        await asyncio.Event().wait()
+
+    reason = None
+    async for output in engine.generate(one_part(), params(), "paused"):
+        reason = output.outputs[0].finish_reason
+        if reason == "length":
+            await engine.pause_generation()
+    await engine.resume_generation()
+    return reason
+
+
 def plain() -> list[int]:
     """What plain requests over the same tokens give."""
     told, tokens = list[int](), list[int]()
@@ -74,12 +90,13 @@ async def test_the_records_of_sessions_hold_together(make_engine: MakeEngine, tm
         *(answers(engine, f"quick {i}") for i in range(2)),
     )
     await asyncio.gather(*(leave(engine, f"leaver {i}", i) for i in (1, 7, 12)), fail(engine, "broken"))
+    assert await given_up_by_a_pause(engine) == "abort"
     engine.shutdown()
     assert taken == [plain()] * 4
     run = load_run(tmp_path / "run")
     assert [failure for finding in check_run(run) for failure in finding.failures] == []
     requests = {request.accept.external_id: request for request in run.requests}
-    assert len(requests) == 8
+    assert len(requests) == 9
     whole = requests["quick 0"]
     assert whole.close is not None
     assert (whole.close.outcome, whole.close.num_output_tokens) == ("finished", 18)
