@@ -58,7 +58,7 @@ def test_a_profile_that_has_not_begun_can_be_given_up(tmp_path: Path) -> None:
     profiler.step()
     with pytest.raises(RuntimeError, match="already"):
         profiler.start(None)
-    with pytest.raises(RuntimeError, match="no profile"):
+    with pytest.raises(RuntimeError, match="the profile was ended before its delay was over"):
         profiler.stop()
     profiler.start(None)
     profiler.stop()

@@ -60,8 +60,8 @@ class WorkerProfiler:
         if self._running is not None:
             return self._end(self._running)
         if not path:
-            self._prefix = None
-            raise RuntimeError("no profile is being taken")
+            delayed, self._prefix = self._prefix is not None, None
+            raise RuntimeError("the profile was ended before its delay was over" if delayed else "no profile is being taken")
         return path
 
     def _begin(self) -> None:

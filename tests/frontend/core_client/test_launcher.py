@@ -17,7 +17,7 @@ from tests.frontend.helpers import toy_config
 from vllm_lite import VllmConfig, exceptions
 from vllm_lite.exceptions import EngineStartError, UnsupportedModelError, VLLMValidationError
 from vllm_lite.frontend.core_client import AsyncMPClient
-from vllm_lite.frontend.core_client.launcher import READY_TIMEOUT
+from vllm_lite.frontend.core_client.launcher import LOGGING_LEVEL, READY_TIMEOUT
 from vllm_lite.wire.messages import PROTOCOL_VERSION
 
 
@@ -78,9 +78,10 @@ def test_a_start_that_takes_too_long(
     assert sockets(tmp_path) == []
 
 
-def test_a_time_that_is_none(config: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(READY_TIMEOUT, "soon")
-    with pytest.raises(VLLMValidationError, match=f"{READY_TIMEOUT} must be a number of seconds"):
+@pytest.mark.parametrize(("variable", "accepted"), [(READY_TIMEOUT, "a number of seconds"), (LOGGING_LEVEL, "one of DEBUG")])
+def test_a_variable_that_is_none(config: VllmConfig, monkeypatch: pytest.MonkeyPatch, variable: str, accepted: str) -> None:
+    monkeypatch.setenv(variable, "soon")
+    with pytest.raises(VLLMValidationError, match=f"{variable} must be {accepted}"):
         AsyncMPClient(config)
 
 

@@ -43,6 +43,7 @@ from vllm_lite.wire.sockets import ipc_folder, make_zmq_socket
 logger = logging.getLogger(__name__)
 
 READY_TIMEOUT = "VLLM_LITE_ENGINE_READY_TIMEOUT_S"
+LOGGING_LEVEL = "VLLM_LITE_LOGGING_LEVEL"
 HEAR_EVERY_MS = 100
 LAST_WORDS_MS = 500  # how long an exited engine core's message may still be on its way
 
@@ -103,6 +104,9 @@ class CoreEngines:
         timeout = os.environ.get(READY_TIMEOUT, "600")
         if not re.fullmatch(r"\d+(\.\d+)?", timeout):
             raise refuse(READY_TIMEOUT, timeout, "a number of seconds")
+        level = os.environ.get(LOGGING_LEVEL, "WARNING")
+        if level not in logging.getLevelNamesMapping():
+            raise refuse(LOGGING_LEVEL, level, "one of DEBUG, INFO, WARNING, ERROR and CRITICAL")
         indexes, handshake_address = self._vllm_config.parallel_config.engine_indexes, self._address("handshake")
         inputs, outputs = ([one[kind] for one in self.addresses] for kind in ("input_address", "output_address"))
         init = EngineInit(inputs, outputs, msgspec.msgpack.encode(self._vllm_config))
