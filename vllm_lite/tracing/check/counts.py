@@ -145,7 +145,8 @@ def steps(run: Run) -> Finding:
         # Where tracing was off for a while, the engine core may have let a request in without noting it.
         known = [letter.request for letter in bag.letters if letter.request is not None and _level(letter.request) > 0]
         strangers = sum(id(request) not in members for request in known)
-        finding.expect(strangers == 0 or runs, f"bag {bag.sort.bag}: {strangers} letters for requests that were not in its step")
+        told = f"bag {bag.sort.bag}: {strangers} letters for requests that were not in its step"
+        finding.expect(strangers == 0 or runs, told)
     lost = [bag for bag in run.bags if bag.send is None and bag.sort.trace is not None]
     died = sum(process.died and process.role == "engine-core" for process in run.processes)
     told = f"{len(lost)} bags came from no recorded step; {died} engine cores were killed"
