@@ -18,7 +18,7 @@ def test_without_limits_everything_is_admitted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "present", "admitted"), [(1, 3, True), (1, 4, False), (2, 3, False), (4, 0, True), (5, 0, False)]
+    ("n", "present", "admitted"), [(1, 3, True), (1, 4, False), (2, 3, False), (4, 0, True), (4, 1, False)]
 )
 def test_requests(n: int, present: int, admitted: bool) -> None:
     if admitted:
@@ -26,6 +26,11 @@ def test_requests(n: int, present: int, admitted: bool) -> None:
         return
     with pytest.raises(QueueOverflowError, match=rf"{n} more would exceed max_num_queued_reqs=4; try again later"):
         control(requests=4).check(n, present, 0)
+
+
+def test_more_at_once_than_ever_fit_are_not_told_to_try_again() -> None:
+    with pytest.raises(QueueOverflowError, match="5 more would exceed max_num_queued_reqs=4; n must be <= 4"):
+        control(requests=4).check(5, 0, 0)
 
 
 @pytest.mark.parametrize(("waiting", "admitted"), [(0, True), (99, True), (100, False)])

@@ -25,9 +25,9 @@ class AdmissionControl:
         """
         most = self.max_num_queued_reqs
         if most is not None and num_requests + n > most:
+            remedy = "try again later" if n <= most else f"n must be <= {most}"
             raise QueueOverflowError(
-                f"{num_requests} requests are in the engine and {n} more would exceed max_num_queued_reqs={most}; "
-                "try again later"
+                f"{num_requests} requests are in the engine and {n} more would exceed max_num_queued_reqs={most}; {remedy}"
             )
         most = self.max_num_queued_tokens
         if most is not None and num_queued_tokens >= most:
