@@ -27,6 +27,12 @@ def test_a_folder_without_spools_is_refused(tmp_path: Path) -> None:
         load_run(tmp_path / "file")
 
 
+def test_files_that_only_look_like_spools_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.vlt").write_bytes(b"something else")
+    with pytest.raises(FileNotFoundError, match="holds no spool that can be read"):
+        load_run(tmp_path)
+
+
 def test_a_stay_of_no_known_request_is_a_stray(canned_dir: Path, tmp_path: Path) -> None:
     for path in canned_dir.glob("engine-core-*.vlt"):
         (tmp_path / path.name).write_bytes(path.read_bytes())

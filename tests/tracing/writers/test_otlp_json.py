@@ -128,3 +128,14 @@ def test_a_line_that_is_something_else_is_named(tmp_path: Path, line: str) -> No
     (tmp_path / "f.jsonl").write_text(f'{{"resourceSpans": []}}\n{line}\n')
     with pytest.raises(ValueError, match="line 2, is no OTLP request"):
         list(read_otlp_json(tmp_path / "f.jsonl"))
+
+
+def test_a_compressed_file_that_was_cut_short_is_told(canned: Run, tmp_path: Path) -> None:
+    path = tmp_path / "f.jsonl.gz"
+    write_otlp_json(run_spans(canned), path, {})
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"f.jsonl.gz is no whole gzip file: Compressed file ended"):
+        list(read_otlp_json(path))
+    path.write_bytes(b"plain")
+    with pytest.raises(ValueError, match=r"f.jsonl.gz is no whole gzip file: Not a gzipped file"):
+        list(read_otlp_json(path))

@@ -25,6 +25,8 @@ def load_run(run_dir: str | Path) -> Run:
     with _no_collections():
         for process, record in reader.poll():
             assembler.feed(process, record)
+    if reader.spools and not reader.processes:
+        raise FileNotFoundError(f"{path} holds no spool that can be read: the files *.vlt there are something else, or broken")
     if not reader.spools:
         raise FileNotFoundError(f"{path} holds no spools (*.vlt): nothing was traced there, or they were exported and removed")
     reader.look_alive()

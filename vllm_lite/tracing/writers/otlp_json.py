@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -40,7 +41,7 @@ def read_otlp_json(path: Path) -> Iterator[Span]:
     """The spans of a file of such lines, ours or a collector's. Raises ValueError that names a line which is none."""
     processes: dict[bytes, Process] = {}
     with _open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(_lines(path, file), 1):
             try:
                 for resource in msgspec.json.decode(line)["resourceSpans"] if line.strip() else ():
                     told = _mapping(resource.get("resource", {}).get("attributes", ()))
@@ -49,6 +50,13 @@ def read_otlp_json(path: Path) -> Iterator[Span]:
                         yield from (_read_span(process, fields) for fields in scope.get("spans", ()))
             except (msgspec.DecodeError, LookupError, TypeError, AttributeError, ValueError) as error:
                 raise ValueError(f"{path}, line {number}, is no OTLP request: {error!r}") from None
+
+
+def _lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
+    try:
+        yield from file
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is no whole gzip file: {error}") from None
 
 
 def otlp_request(spans: Iterable[Span], environ: Mapping[str, str]) -> Json:
