@@ -52,6 +52,7 @@ async def test_a_caller_writes_down_what_it_received(answers: LiveAnswers, tmp_p
             "finish_reason": "stop",
             "stop_reason": ".",
             "traceparent": TRACEPARENT,
+            "sampler": None,
             "kind": "finished",
             "error": None,
             "texts": ["é ", "b", "c"],

@@ -133,6 +133,11 @@ def test_a_request_that_no_caller_made() -> None:
     assert counts.tokens(of(*answered()), []).failures == ["r1: the spools know it, no caller does"]
 
 
+@pytest.mark.parametrize(("sampler", "ok"), [(None, False), ("parentbased_always_on", False), ("traceidratio", True)])
+def test_a_caller_may_be_missing_where_the_sampler_takes_some_only(sampler: str | None, ok: bool) -> None:
+    assert counts.tokens(make.run(), [line(sampler=sampler)]).ok is ok
+
+
 def test_an_unsampled_caller_is_not_in_the_spools() -> None:
     client = [line(), line(request_id="r2", traceparent=f"00-{'f' * 32}-{'e' * 16}-00")]
     assert counts.tokens(of(*answered()), client).ok

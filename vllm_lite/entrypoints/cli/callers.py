@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ class Receipt:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     traceparent: str | None = None
+    sampler: str | None = field(default_factory=lambda: os.environ.get("OTEL_TRACES_SAMPLER"))  # it may leave the request out
     kind: str = "aborted"  # until it is known to be finished or error
     error: str | None = None
     texts: list[str] = field(default_factory=list)  # of each take

@@ -16,6 +16,7 @@ from vllm_lite.tracing.context import parse_traceparent
 from vllm_lite.tracing.journey import RequestJourney, Run
 
 ClientLine = dict[str, Any]
+SAMPLES_ALL = (None, "always_on", "parentbased_always_on")  # requests without a parent, that is
 STEPS_IN_FLIGHT = 2  # of one engine core at most
 
 
@@ -74,8 +75,11 @@ def _against(finding: Finding, run: Run, client: Sequence[ClientLine]) -> None:
         request = requests.pop(line["request_id"], None)
         caller = parse_traceparent(line.get("traceparent"))
         if request is None or request.close is None:
-            unsampled = request is None and caller is not None and not caller.sampled
-            finding.expect(unsampled, f"{line['request_id']}: its caller knows it, the spools do not know how it ended")
+            may_be_unsampled = line.get("sampler") not in SAMPLES_ALL or (caller is not None and not caller.sampled)
+            finding.expect(
+                request is None and may_be_unsampled,
+                f"{line['request_id']}: its caller knows it, the spools do not know how it ended",
+            )
             continue
         close, name = request.close, _name(request)
         takes, num_tokens = line.get("takes"), len(line.get("token_ids") or ())
