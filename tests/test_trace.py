@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -142,6 +143,13 @@ def test_a_level_that_is_none_is_refused(level: Any) -> None:
 def test_a_folder_that_holds_a_run_is_refused(canned: TracedRun) -> None:
     with pytest.raises(VLLMValidationError, match="out must be a folder that holds no run yet"), record(out=canned.path):
         pass
+
+
+def test_a_folder_of_its_own_goes_with_the_process() -> None:
+    code = "from vllm_lite.trace import record\nwith record() as run: print(run.path, run.path.is_dir())"
+    path, there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert there == "True"
+    assert not Path(path).exists()
 
 
 def test_something_that_is_no_engine_is_refused() -> None:

@@ -7,9 +7,11 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import importlib
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -183,12 +185,18 @@ def record(engine: object | None = None, *, level: int = 3, out: str | Path | No
     """
     check_int("level", level, 1, 3)
     if engine is None:
-        yield from _around_a_new_engine(level, Path(out or tempfile.mkdtemp(prefix="vllm-lite-record-")))
+        yield from _around_a_new_engine(level, Path(out or _passing_folder()))
         return
     run = TracedRun(_run_dir_of(engine), time.monotonic_ns())
     with switched(run.path, level):
         yield run
         _settle(run)
+
+
+def _passing_folder() -> str:
+    folder = tempfile.mkdtemp(prefix="vllm-lite-record-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _around_a_new_engine(level: int, folder: Path) -> Iterator[TracedRun]:
