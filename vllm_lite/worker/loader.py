@@ -71,12 +71,13 @@ def load_weights(model_config: ModelConfig, config: Any, load_format: str, devic
     return module
 
 
-def finalize(model: torch.nn.Module, device: torch.device) -> None:
+def finalize(model: torch.nn.Module, device: torch.device, *, compiled: bool = False) -> None:
     """Reshape the weights for speed on `device`. To be called once after `load_weights`, before the first forward pass."""
     model.requires_grad_(False)
     if device.type == "cpu":
         prepack_linears(model)
-        replace_norms(model)
+        if not compiled:  # a compiler makes one kernel of a norm itself
+            replace_norms(model)
 
 
 def weights_bytes(model: torch.nn.Module) -> int:

@@ -77,7 +77,7 @@ class Worker:
     def _load_weights(self) -> torch.nn.Module:
         config = self._vllm_config
         model = loader.load_weights(config.model_config, self._hf_config, config.load_config.load_format, self._device)
-        loader.finalize(model, self._device)
+        loader.finalize(model, self._device, compiled=config.model_config.compile)
         return model
 
     def get_info(self) -> dict[str, Any]:

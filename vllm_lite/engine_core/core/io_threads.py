@@ -150,7 +150,10 @@ class InputThread(_IoThread):
             socket.send(self._ready)
         while True:
             for socket, _ in poller.poll():
-                frames = socket.recv_multipart()
+                try:
+                    frames = socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:  # `_lose` has read it in this very round
+                    continue
                 if socket in self._monitors:
                     self._lose(self._monitors[socket])
                 else:
