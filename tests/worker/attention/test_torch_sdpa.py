@@ -15,7 +15,7 @@ from vllm_lite.wire.kv_cache_interface import FullAttentionSpec
 from vllm_lite.worker.attention import torch_sdpa
 from vllm_lite.worker.attention.interface import PagedLayer
 from vllm_lite.worker.attention.metadata import AttentionMetadata
-from vllm_lite.worker.attention.torch_sdpa import FEW_DECODES, GROUP_SLOTS, SHORT_PROMPT, TorchSdpaBackend, group_by_length
+from vllm_lite.worker.attention.torch_sdpa import FEW_DECODES, GROUP_SLOTS, TorchSdpaBackend, group_by_length
 
 BLOCK = 4
 
@@ -105,10 +105,6 @@ def test_decodes_chunks_and_whole_prompts_in_one_batch(kind: str, few_slots: int
     run(few, KINDS[kind])
     run([(length, 1) for length in range(3, 3 + FEW_DECODES + 5)] + few[3:], KINDS[kind])
     run([(12, 1)] * (FEW_DECODES + 1), KINDS[kind])
-
-
-def test_short_prompts_are_computed_together_and_long_ones_alone() -> None:
-    run([(0, 2), (0, SHORT_PROMPT + 1), (0, SHORT_PROMPT), (0, SHORT_PROMPT), (3, 2), (0, 5)], {})
 
 
 @settings(max_examples=30, deadline=None)

@@ -2,7 +2,7 @@
 
 Process: worker. Knows: one step's metadata; caches as [Hkv, slots, D], heads first, so that a gather is ready for a batched
 matrix product. Does not know: the model. Decodes are gathered side by side, with the query heads of each KV head as rows (keys
-and values are never repeated), and so are short prompts; any other chunk of a prompt is computed on its own.
+and values are never repeated); each chunk of a prompt is computed on its own.
 Mirrors: vllm/v1/attention/backends/cpu_attn.py
 """
 
@@ -29,8 +29,6 @@ GROUP_SLOTS = 8192
 LENGTH_STEP = 16
 # Up to so many slots, or decodes, torch's own kernel is faster than two matrix products and a softmax; beyond, slower.
 FEW_SLOTS, FEW_DECODES = 4096, 4
-# Prompts up to this length take less time to be padded and copied side by side than to be computed one by one.
-SHORT_PROMPT = 128
 
 
 @dataclass(slots=True, eq=False)
@@ -44,17 +42,6 @@ class DecodeGroup:
     length: int
     mask: torch.Tensor | None
     few: bool
-
-
-@dataclass(slots=True, eq=False)
-class PromptGroup:
-    """B whole prompts of like length L. `padded` [B * L] are rows of the flat batch, each prompt's last repeated up to L;
-    `places` [n] is where in them its n tokens are found, in the order of `rows` [n]."""
-
-    padded: torch.Tensor
-    places: torch.Tensor
-    rows: torch.Tensor
-    count: int
 
 
 @dataclass(slots=True, eq=False)
@@ -76,15 +63,6 @@ class LayerKind(NamedTuple):
     plain: bool
 
 
-@dataclass(slots=True, eq=False)
-class Plan:
-    """All that layers of one kind have to do in a step."""
-
-    decodes: list[DecodeGroup]
-    prompts: list[PromptGroup]
-    chunks: list[Chunk]
-
-
 class TorchSdpaBackend(AttentionBackend):
     """Gather, then scaled dot product attention."""
 
@@ -93,7 +71,7 @@ class TorchSdpaBackend(AttentionBackend):
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
         self._dtype = dtype
-        self._plans: dict[LayerKind, Plan] = {}
+        self._plans: dict[LayerKind, tuple[list[DecodeGroup], list[Chunk]]] = {}
 
     def allocate(self, spec: FullAttentionSpec, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Two zeroed tensors, [Hkv, num_blocks * block_size, D] and [..., Dv]."""
@@ -113,31 +91,24 @@ class TorchSdpaBackend(AttentionBackend):
         kind = LayerKind(layer.sliding_window, key.shape[0], layer.plain)
         if kind not in self._plans:
             self._plans[kind] = self._plan(kind)
-        plan = self._plans[kind]
-        if len(plan.decodes) == 1 and not plan.prompts and not plan.chunks:
-            return _decode(layer, plan.decodes[0], query)
+        groups, chunks = self._plans[kind]
+        if len(groups) == 1 and not chunks:
+            return _decode(layer, groups[0], query)
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
-        for group in plan.decodes:
+        for group in groups:
             rows = slice(group.count) if group.rows is None else group.rows
             out[rows] = _decode(layer, group, query[:, rows])
-        for prompts in plan.prompts:
-            out[prompts.rows] = _prompts(layer, prompts, query, key, value)
-        for chunk in plan.chunks:
+        for chunk in chunks:
             own = slice(chunk.start, chunk.end)
             out[own] = _prefill(layer, chunk, query[:, own], key[:, own], value[:, own])
         return out
 
-    def _plan(self, kind: LayerKind) -> Plan:
+    def _plan(self, kind: LayerKind) -> tuple[list[DecodeGroup], list[Chunk]]:
         meta = self._metadata
-        longest = kind.window or np.iinfo(np.int64).max
-        lengths = np.minimum(meta.seq_lens[: meta.num_decodes], longest)
-        decodes = [self._decode_group(rows, int(lengths[rows].max()), kind) for rows in group_by_length(lengths)]
-        counts, alone = np.diff(meta.query_start_loc), np.arange(meta.num_decodes, meta.num_reqs)
-        short = alone[kind.plain & (counts == meta.seq_lens)[alone] & (counts[alone] <= min(longest, SHORT_PROMPT))]
-        groups = [short[group] for group in group_by_length(counts[short]) if len(group) > 1]
-        alone = np.setdiff1d(alone, np.concatenate(groups)) if groups else alone
-        prompts = [self._prompt_group(group) for group in groups]
-        return Plan(decodes, prompts, [self._chunk(request, kind) for request in alone.tolist()])
+        lengths = meta.seq_lens[: meta.num_decodes]
+        lengths = lengths if kind.window is None else np.minimum(lengths, kind.window)
+        groups = [self._decode_group(rows, int(lengths[rows].max()), kind) for rows in group_by_length(lengths)]
+        return groups, [self._chunk(request, kind) for request in range(meta.num_decodes, meta.num_reqs)]
 
     def _decode_group(self, rows: npt.NDArray[np.int64], longest: int, kind: LayerKind) -> DecodeGroup:
         few = kind.plain and (len(rows) <= FEW_DECODES or len(rows) * longest <= FEW_SLOTS)
@@ -146,13 +117,6 @@ class TorchSdpaBackend(AttentionBackend):
         every_decode = len(rows) == self._metadata.num_decodes
         flat = self._upload(slots.reshape(-1))
         return DecodeGroup(None if every_decode else self._upload(rows), flat, len(rows), slots.shape[1], mask, few)
-
-    def _prompt_group(self, requests: npt.NDArray[np.int64]) -> PromptGroup:
-        starts, ends = (self._metadata.query_start_loc[requests + after, None] for after in (0, 1))
-        rows = starts + np.arange((ends - starts).max())
-        places = np.flatnonzero(rows < ends)
-        padded = np.minimum(rows, ends - 1).reshape(-1)
-        return PromptGroup(self._upload(padded), self._upload(places), self._upload(padded[places]), len(requests))
 
     def _chunk(self, request: int, kind: LayerKind) -> Chunk:
         meta = self._metadata
@@ -204,18 +168,6 @@ def _decode(layer: PagedLayer, group: DecodeGroup, query: torch.Tensor) -> torch
         weights = _weights(layer, packed, keys, mask=group.mask, sinks=sinks)
         out = torch.bmm(weights, gather(layer.value_cache))  # not sooner: keys would have to leave the CPU's cache for them
     return out.view(kv_heads, count, -1, out.shape[2]).transpose(0, 1).reshape(count, heads, -1)
-
-
-def _prompts(
-    layer: PagedLayer, group: PromptGroup, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> torch.Tensor:
-    """Short prompts: the flat batch's query [H, T, D], keys and values, returns the group's n rows [n, H, Dv]."""
-    q, k, v = (
-        x.transpose(0, 1).index_select(0, group.padded).view(group.count, -1, x.shape[0], x.shape[2]).transpose(1, 2)
-        for x in (query, key, value)
-    )
-    out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=layer.scaling, enable_gqa=True)
-    return out.transpose(1, 2).flatten(0, 1).index_select(0, group.places)
 
 
 def _prefill(layer: PagedLayer, chunk: Chunk, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
