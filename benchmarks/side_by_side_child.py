@@ -40,6 +40,7 @@ CHATS = [
 PROMPTS = TEXTS + CHATS
 FEW = [TEXTS[0], TEXTS[4], CHATS[1]]
 LONG = list(range(1000, 1100))
+CONTROL = [1, 2, 3]  # no text: the frailest in bfloat16
 ITALY = [504, 3995, 2240, 282, 7158, 314]  # "The largest city of Italy is"
 
 
@@ -86,7 +87,7 @@ REFUSED: list[dict[str, Any]] = [
 ]
 CASES = [
     Case("greedy, 48 tokens", {"max_tokens": 48}, PROMPTS),
-    Case("greedy, token ids in", {}, [{"prompt_token_ids": LONG}, {"prompt_token_ids": ITALY}]),
+    Case("greedy, token ids in", {}, [{"prompt_token_ids": ids} for ids in (LONG, ITALY, CONTROL)]),
     Case("stop strings", {"stop": [".", "\n"]}, PROMPTS),
     Case("stop strings, included", {"stop": [".", "\n"], "include_stop_str_in_output": True}, PROMPTS),
     Case("stop string over several tokens", {"stop": ["the capital", "colours are", " is larger"], "max_tokens": 48}),

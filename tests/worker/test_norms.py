@@ -73,3 +73,13 @@ def test_a_slice_of_a_larger_tensor_is_not_changed() -> None:
 def test_what_computes_something_else_stays(kind: type[torch.nn.Module], dtype: torch.dtype) -> None:
     norm, instead = replaced(kind, dtype)
     assert instead is norm
+
+
+class GatedRMSNorm(LlamaRMSNorm):
+    def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(hidden_states * gate)
+
+
+def test_norms_of_another_form_are_left_alone() -> None:
+    strange = [torch.nn.RMSNorm(WIDTH), torch.nn.RMSNorm(WIDTH, elementwise_affine=False), GatedRMSNorm(WIDTH)]
+    assert replace_norms(torch.nn.ModuleList(strange)) == 0

@@ -125,7 +125,7 @@ class SpoolWriter:
 
     def _put(self, body: bytes) -> None:
         assert self._fd is not None
-        data = FRAME_HEAD.pack(len(body), zlib.crc32(body)) + body  # not frame(): between two bags even a call is felt
+        data = frame(body)
         written = os.write(self._fd, data)
         while written < len(data):
             written += os.write(self._fd, data[written:])

@@ -8,6 +8,8 @@ Mirrors: vllm/model_executor/layers/layernorm.py (RMSNorm)
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 
 # Up to so many bytes the time goes into the number of kernels, beyond into reading and writing.
@@ -17,10 +19,9 @@ SMALL_BYTES = 40 << 10
 class RowNorm(torch.nn.Module):
     """Stands in for an RMSNorm that multiplies by its weight after rounding: weight * (x / sqrt(mean(x * x) + eps))."""
 
-    def __init__(self, norm: torch.nn.Module) -> None:
+    def __init__(self, weight: torch.nn.Parameter, eps: float) -> None:
         super().__init__()
-        self.weight: torch.nn.Parameter = norm.weight  # type: ignore[assignment]
-        self._eps: float = getattr(norm, "variance_epsilon", None) or norm.eps  # type: ignore[assignment]
+        self.weight, self._eps = weight, eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., n], normalised over its last dimension. Without the ceremony of a module's call, as in PrepackedLinear."""
@@ -40,10 +41,20 @@ def replace_norms(model: torch.nn.Module) -> int:
     count = 0
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if type(child).__name__.endswith("RMSNorm") and _agree(child, candidate := RowNorm(child)):
+            candidate = _candidate(child) if type(child).__name__.endswith("RMSNorm") else None
+            if candidate is not None and _agree(child, candidate):
                 setattr(parent, name, candidate)
                 count += 1
     return count
+
+
+def _candidate(norm: torch.nn.Module) -> RowNorm | None:
+    """None for a norm that takes more than a tensor, or has no weight or epsilon of its own."""
+    weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if not isinstance(weight, torch.nn.Parameter) or not isinstance(eps, float):
+        return None
+    alone = weight.dim() == 1 and len(inspect.signature(norm.forward).parameters) == 1
+    return RowNorm(weight, eps) if alone else None
 
 
 def _agree(norm: torch.nn.Module, candidate: RowNorm) -> bool:

@@ -178,7 +178,10 @@ class EngineCoreProc(EngineCore):
 
     def _handle_client_request(self, request_type: EngineCoreRequestType, payload: Any) -> None:
         if request_type is EngineCoreRequestType.ADD:
-            self._reject(payload) if isinstance(payload, Rejected) else self._add(payload)
+            if isinstance(payload, Rejected):
+                self._reject(payload)
+            else:
+                self._add(payload)
         elif request_type is EngineCoreRequestType.ABORT:
             abort: EngineCoreAbort = payload
             self.abort_requests(abort.request_ids, abort.reason)
