@@ -124,7 +124,7 @@ class Bench:
         pool = manager.block_pool
         held = Counter(block.block_id for blocks in manager.req_to_blocks.values() for block in blocks)
         assert {b.block_id: b.ref_cnt for b in pool.blocks if b.ref_cnt} == dict(held)
-        free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
+        free = [block.block_id for block in pool.free_block_queue]
         assert len(free) == len(set(free)) == pool.get_num_free_blocks()
         assert set(free) == {b.block_id for b in pool.blocks} - set(held) - {0}
         assert set(manager.req_to_blocks) == {r.request_id for r in self.scheduler.running}

@@ -13,13 +13,12 @@ def ids(blocks: list[KVCacheBlock]) -> list[int]:
 
 
 def free_order(pool: BlockPool) -> list[int]:
-    return ids(pool.free_block_queue.get_all_free_blocks())
+    return ids(list(pool.free_block_queue))
 
 
 def test_block_0_is_the_null_block_and_never_given_away() -> None:
-    pool = BlockPool(5, enable_caching=True)
+    pool = BlockPool(5)
     assert pool.null_block.block_id == 0
-    assert pool.null_block.is_null
     assert pool.get_num_free_blocks() == 4
     assert ids(pool.get_new_blocks(4)) == [1, 2, 3, 4]
     assert pool.get_usage() == 1.0
@@ -28,14 +27,14 @@ def test_block_0_is_the_null_block_and_never_given_away() -> None:
 
 
 def test_usage_counts_the_blocks_that_somebody_holds() -> None:
-    pool = BlockPool(11, enable_caching=True)
+    pool = BlockPool(11)
     assert pool.get_usage() == 0.0
     pool.get_new_blocks(3)
     assert pool.get_usage() == pytest.approx(0.3)
 
 
 def test_case_23_hashed_blocks_are_freed_to_the_end_and_others_to_the_front() -> None:
-    pool = BlockPool(8, enable_caching=True)
+    pool = BlockPool(8)
     blocks = pool.get_new_blocks(4)  # 1 2 3 4
     pool.cache_full_blocks(blocks, [b"a", b"b"], 0, 2)
     pool.free_blocks(reversed(blocks))
@@ -43,7 +42,7 @@ def test_case_23_hashed_blocks_are_freed_to_the_end_and_others_to_the_front() ->
 
 
 def test_a_block_is_free_when_the_last_holder_lets_go() -> None:
-    pool = BlockPool(4, enable_caching=True)
+    pool = BlockPool(4)
     blocks = pool.get_new_blocks(2)
     pool.touch(blocks[:1])
     pool.free_blocks(blocks)
@@ -53,7 +52,7 @@ def test_a_block_is_free_when_the_last_holder_lets_go() -> None:
 
 
 def test_a_cached_block_is_found_and_taken_out_of_the_free_queue_until_it_is_used_for_something_else() -> None:
-    pool = BlockPool(4, enable_caching=True)
+    pool = BlockPool(4)
     blocks = pool.get_new_blocks(1)
     pool.cache_full_blocks(blocks, [b"a"], 0, 1)
     pool.free_blocks(blocks)
@@ -68,7 +67,7 @@ def test_a_cached_block_is_found_and_taken_out_of_the_free_queue_until_it_is_use
 
 
 def test_the_second_block_of_one_content_stays_unknown() -> None:
-    pool = BlockPool(4, enable_caching=True)
+    pool = BlockPool(4)
     first, second = pool.get_new_blocks(1), pool.get_new_blocks(1)
     pool.cache_full_blocks(first, [b"a"], 0, 1)
     pool.cache_full_blocks(second, [b"a"], 0, 1)
@@ -79,7 +78,7 @@ def test_the_second_block_of_one_content_stays_unknown() -> None:
 
 
 def test_reset_needs_every_block_free() -> None:
-    pool = BlockPool(4, enable_caching=True)
+    pool = BlockPool(4)
     blocks = pool.get_new_blocks(1)
     pool.cache_full_blocks(blocks, [b"a"], 0, 1)
     assert not pool.reset_prefix_cache()

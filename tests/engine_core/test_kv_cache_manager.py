@@ -48,13 +48,13 @@ def test_a_refusal_changes_nothing() -> None:
     manager = KVCacheManager(kv_config(4, 4))
     first, second = make_request("a", PROMPT), make_request("b", [7] * 9)
     assert admit(manager, first, 8) == [1, 2]
-    free = manager.block_pool.free_block_queue.get_all_free_blocks()
+    free = list(manager.block_pool.free_block_queue)
     assert admit(manager, second, 9) is None
     assert "b" not in manager.req_to_blocks
     first.append_output_token_ids(1)
     assert manager.allocate_slots(first, 5) is None
     assert manager.get_block_ids("a") == [[1, 2]]
-    assert manager.block_pool.free_block_queue.get_all_free_blocks() == free
+    assert list(manager.block_pool.free_block_queue) == free
 
 
 @pytest.mark.parametrize(("length", "cached"), [(4, 0), (5, 4), (8, 4), (9, 8), (11, 8)])
@@ -120,7 +120,7 @@ def test_a_prompts_beginning_is_evicted_last() -> None:
     request = make_request("a", [*PROMPT, *range(5)])
     admit(manager, request, 13)  # blocks 1 2 3 full, 4 not
     manager.free(request)
-    order = [block.block_id for block in manager.block_pool.free_block_queue.get_all_free_blocks()]
+    order = [block.block_id for block in manager.block_pool.free_block_queue]
     assert order == [4, 5, 3, 2, 1]
     manager.free(request)  # nothing is held any more, so nothing happens
     assert manager.block_pool.get_num_free_blocks() == 5

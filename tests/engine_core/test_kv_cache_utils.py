@@ -25,7 +25,7 @@ SPEC = FullAttentionSpec(16, 2, 8, 8, "float32")  # 2048 bytes a block
 
 
 def order(queue: FreeKVCacheBlockQueue) -> list[int]:
-    return [block.block_id for block in queue.get_all_free_blocks()]
+    return [block.block_id for block in queue]
 
 
 def test_blocks_leave_in_front_and_return_at_either_end() -> None:
@@ -43,21 +43,21 @@ def test_blocks_leave_in_front_and_return_at_either_end() -> None:
 
 def test_taking_what_is_not_free_is_an_error() -> None:
     queue = FreeKVCacheBlockQueue([KVCacheBlock(0)])
-    block = queue.popleft()
-    with pytest.raises(ValueError, match="no free block"):
-        queue.popleft()
-    with pytest.raises(ValueError, match="not in the free queue"):
+    (block,) = queue.popleft_n(1)
+    with pytest.raises(KeyError):
+        queue.popleft_n(1)
+    with pytest.raises(KeyError):
         queue.remove(block)
     assert queue.num_free_blocks == 0
 
 
 @given(st.lists(st.tuples(st.sampled_from(["pop", "remove", "append", "prepend"]), st.integers(0, 7)), max_size=40))
-def test_the_linked_list_is_a_list(operations: list[tuple[str, int]]) -> None:
+def test_the_free_queue_is_a_list(operations: list[tuple[str, int]]) -> None:
     blocks = [KVCacheBlock(i) for i in range(8)]
     queue, model = FreeKVCacheBlockQueue(blocks), list(range(8))
     for operation, number in operations:
         if operation == "pop" and model:
-            assert queue.popleft().block_id == model.pop(0)
+            assert queue.popleft_n(1)[0].block_id == model.pop(0)
         elif operation == "remove" and number in model:
             queue.remove(blocks[number])
             model.remove(number)

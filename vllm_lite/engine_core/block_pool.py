@@ -16,15 +16,13 @@ from vllm_lite.engine_core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheB
 class BlockPool:
     """`num_gpu_blocks` blocks, of which number 0 is the null block: never free, never anyone's."""
 
-    def __init__(self, num_gpu_blocks: int, enable_caching: bool) -> None:
+    def __init__(self, num_gpu_blocks: int) -> None:
         self.num_gpu_blocks = num_gpu_blocks
-        self.enable_caching = enable_caching
         self.blocks = [KVCacheBlock(block_id) for block_id in range(num_gpu_blocks)]
         self.free_block_queue = FreeKVCacheBlockQueue(self.blocks)
         self.cached_block_hash_to_block: dict[bytes, KVCacheBlock] = {}
         self.num_evicted = 0  # cached blocks that were forgotten because somebody needed room
-        self.null_block = self.free_block_queue.popleft()
-        self.null_block.is_null = True
+        (self.null_block,) = self.free_block_queue.popleft_n(1)
 
     def get_cached_block(self, block_hash: bytes) -> KVCacheBlock | None:
         """The block that holds, or is about to hold, the tokens of `block_hash`."""
@@ -64,7 +62,7 @@ class BlockPool:
         plain: list[KVCacheBlock] = []
         for block in ordered_blocks:
             block.ref_cnt -= 1
-            if block.ref_cnt == 0 and not block.is_null:
+            if block.ref_cnt == 0:
                 (plain if block.block_hash is None else hashed).append(block)
         self.free_block_queue.prepend_n(plain)
         self.free_block_queue.append_n(hashed)

@@ -35,7 +35,7 @@ class KVCacheManager:
         assert len(kv_cache_config.kv_cache_groups) == 1, "one KV cache group: every layer shares one block table"
         self.block_size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         self.enable_caching = enable_caching
-        self.block_pool = BlockPool(kv_cache_config.num_blocks, enable_caching)
+        self.block_pool = BlockPool(kv_cache_config.num_blocks)
         self.empty_kv_cache_blocks = KVCacheBlocks(([],))
         self.req_to_blocks: dict[str, list[KVCacheBlock]] = {}
         self._num_cached_blocks: dict[str, int] = {}

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -22,81 +24,48 @@ NONE_HASH = bytes(32)  # the parent of a first block
 _MIB = 1 << 20
 
 
+@dataclass(slots=True, eq=False)
 class KVCacheBlock:
     """One block: how many requests hold it, and the hash under which the prefix cache knows it (None: it does not)."""
 
-    __slots__ = ("block_hash", "block_id", "is_null", "next_free_block", "prev_free_block", "ref_cnt")
-
-    def __init__(self, block_id: int) -> None:
-        self.block_id = block_id
-        self.ref_cnt = 0
-        self.block_hash: bytes | None = None
-        self.is_null = False
-        self.prev_free_block: KVCacheBlock | None = None
-        self.next_free_block: KVCacheBlock | None = None
-
-    def __repr__(self) -> str:
-        return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, hashed={self.block_hash is not None})"
+    block_id: int
+    ref_cnt: int = 0
+    block_hash: bytes | None = None
 
 
 class FreeKVCacheBlockQueue:
-    """Free blocks as a linked list through the blocks themselves, so that any of them can be taken out at once."""
+    """Free blocks in the order in which they are taken; any of them can be taken out at once."""
 
     def __init__(self, blocks: Sequence[KVCacheBlock]) -> None:
-        self.num_free_blocks = 0
-        self._head, self._tail = KVCacheBlock(-1), KVCacheBlock(-2)
-        self._head.next_free_block, self._tail.prev_free_block = self._tail, self._head
+        self._blocks: OrderedDict[int, KVCacheBlock] = OrderedDict()
         self.append_n(blocks)
 
-    def popleft(self) -> KVCacheBlock:
-        """The first block. Raises ValueError where none is free."""
-        block = self._head.next_free_block
-        assert block is not None
-        if block is self._tail:
-            raise ValueError("no free block")
-        self.remove(block)
-        return block
+    @property
+    def num_free_blocks(self) -> int:
+        """How many there are."""
+        return len(self._blocks)
 
     def popleft_n(self, count: int) -> list[KVCacheBlock]:
-        """The first `count` blocks."""
-        return [self.popleft() for _ in range(count)]
+        """The first `count` blocks, taken out. Raises KeyError where there are fewer."""
+        return [self._blocks.popitem(last=False)[1] for _ in range(count)]
 
     def remove(self, block: KVCacheBlock) -> None:
-        """Take out a block from wherever it is. Raises ValueError where it is not free."""
-        before, after = block.prev_free_block, block.next_free_block
-        if before is None or after is None:
-            raise ValueError(f"{block} is not in the free queue")
-        before.next_free_block, after.prev_free_block = after, before
-        block.prev_free_block = block.next_free_block = None
-        self.num_free_blocks -= 1
+        """Take out a block from wherever it is. Raises KeyError where it is not free."""
+        del self._blocks[block.block_id]
 
     def append_n(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Put blocks last, in this order."""
-        before = self._tail.prev_free_block
-        assert before is not None
-        self._insert(before, blocks)
-
-    def prepend_n(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Put blocks first, in this order."""
-        self._insert(self._head, blocks)
-
-    def get_all_free_blocks(self) -> list[KVCacheBlock]:
-        """The free blocks in order, for tests."""
-        blocks: list[KVCacheBlock] = []
-        block = self._head.next_free_block
-        while block is not None and block is not self._tail:
-            blocks.append(block)
-            block = block.next_free_block
-        return blocks
-
-    def _insert(self, before: KVCacheBlock, blocks: Iterable[KVCacheBlock]) -> None:
-        after = before.next_free_block
-        assert after is not None
         for block in blocks:
-            before.next_free_block, block.prev_free_block = block, before
-            before = block
-            self.num_free_blocks += 1
-        before.next_free_block, after.prev_free_block = after, before
+            self._blocks[block.block_id] = block
+
+    def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Put blocks first, in this order."""
+        for block in reversed(blocks):
+            self._blocks[block.block_id] = block
+            self._blocks.move_to_end(block.block_id, last=False)
+
+    def __iter__(self) -> Iterator[KVCacheBlock]:
+        return iter(self._blocks.values())
 
 
 def hash_block_tokens(parent_hash: bytes, token_ids: Sequence[int], extra_keys: Sequence[str] = ()) -> bytes:
