@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import generate_latest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from vllm_lite import AsyncEngineArgs, VllmConfig
 from vllm_lite.exceptions import VLLMValidationError
+from vllm_lite.metrics import loggers
 from vllm_lite.metrics.loggers import (
     AggregateStatLoggerBase,
     LoggingStatLogger,
@@ -19,9 +22,8 @@ from vllm_lite.metrics.loggers import (
     StatLoggerBase,
     StatLoggerManager,
     load_stat_logger_plugin_factories,
-    manager,
 )
-from vllm_lite.metrics.loggers.prometheus import buckets_1_2_5
+from vllm_lite.metrics.loggers.prometheus import BagHistogram, buckets_1_2_5
 from vllm_lite.metrics.stats import IterationStats, RequestStateStats
 from vllm_lite.wire.messages import FinishReason
 from vllm_lite.wire.stats import PrefixCacheStats, SchedulerStats
@@ -168,6 +170,24 @@ def test_buckets(most: int, expected: list[int]) -> None:
     assert buckets_1_2_5(most) == expected
 
 
+@given(st.lists(st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, 2.5, 3.0, 10.0, 64.0]))))
+def test_many_values_at_once_equal_one_by_one(bags: list[list[float]]) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    at_once = BagHistogram("a:name", "text", ("engine",), registry=ours, buckets=(0.5, 1.0, 2.5, 10.0))
+    one_by_one = Histogram("a:name", "text", ("engine",), registry=theirs, buckets=(0.5, 1.0, 2.5, 10.0))
+    for metric in (at_once, one_by_one):
+        metric.labels("1")
+    for bag in bags:
+        at_once.labels("1").observe_all(bag)
+        for value in bag:
+            one_by_one.labels("1").observe(value)
+    assert lines(ours) == lines(theirs)
+
+
+def lines(registry: CollectorRegistry) -> list[bytes]:
+    return [line for line in generate_latest(registry).splitlines() if b"_created" not in line]
+
+
 def test_the_line(config: VllmConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.INFO, logger="vllm_lite")
     now = 100.0
@@ -261,10 +281,10 @@ def test_h1_of_several_front_ends_each_says_which_it_is(config: VllmConfig, capl
 
 def test_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_stat_logger_plugin_factories() == []
-    found = [EntryPoint("mine", f"{__name__}:Recorder", manager.PLUGIN_GROUP)]
-    monkeypatch.setattr(manager, "entry_points", lambda *, group: found if group == manager.PLUGIN_GROUP else [])
+    found = [EntryPoint("mine", f"{__name__}:Recorder", loggers.PLUGIN_GROUP)]
+    monkeypatch.setattr(loggers, "entry_points", lambda *, group: found if group == loggers.PLUGIN_GROUP else [])
     monkeypatch.setattr(EntryPoint, "load", lambda self: Recorder if self.name == "mine" else dict)
     assert load_stat_logger_plugin_factories() == [Recorder]
-    found.append(EntryPoint("bad", "builtins:dict", manager.PLUGIN_GROUP))
+    found.append(EntryPoint("bad", "builtins:dict", loggers.PLUGIN_GROUP))
     with pytest.raises(VLLMValidationError, match="plugin bad must be a subclass of StatLoggerBase"):
         load_stat_logger_plugin_factories()

@@ -35,17 +35,27 @@ class FinishedRequestStats:
 
     finish_reason: FinishReason
     request_id: str
-    e2e_latency: float | None
     num_prompt_tokens: int
+    num_cached_tokens: int
     num_generation_tokens: int
     max_tokens_param: int | None
     num_preemptions: int
-    num_cached_tokens: int
+    e2e_latency: float | None
     queued_time: float | None
     prefill_time: float | None
     inference_time: float | None
     decode_time: float | None
-    mean_time_per_output_token: float | None
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Prompt tokens that the prefix cache did not hold."""
+        return self.num_prompt_tokens - self.num_cached_tokens
+
+    @property
+    def mean_time_per_output_token(self) -> float | None:
+        """Between two tokens; None where there are no two."""
+        count = self.num_generation_tokens - 1
+        return None if self.decode_time is None or count < 1 else self.decode_time / count
 
 
 @dataclass(slots=True)
@@ -97,25 +107,20 @@ class IterationStats:
         num_cached_tokens: int = 0,
     ) -> None:
         """Count a request that ended with this bag."""
-        decode_time = interval(stats.first_token_ts, stats.last_token_ts)
-        after_the_first = stats.num_generation_tokens - 1
         self.finished_requests.append(
             FinishedRequestStats(
                 finish_reason,
                 request_id,
-                interval(stats.arrival_time, self.iteration_timestamp),
                 num_prompt_tokens,
+                num_cached_tokens,
                 stats.num_generation_tokens,
                 max_tokens_param,
                 stats.num_preemptions,
-                num_cached_tokens,
+                e2e_latency=interval(stats.arrival_time, self.iteration_timestamp),
                 queued_time=interval(stats.queued_ts, stats.scheduled_ts),
                 prefill_time=interval(stats.scheduled_ts, stats.first_token_ts),
                 inference_time=interval(stats.scheduled_ts, stats.last_token_ts),
-                decode_time=decode_time,
-                mean_time_per_output_token=decode_time / after_the_first
-                if decode_time is not None and after_the_first
-                else None,
+                decode_time=interval(stats.first_token_ts, stats.last_token_ts),
             )
         )
 
