@@ -557,8 +557,8 @@ async def test_a_sampled_request_is_posted_as_the_parent_of_the_cores_span(make:
     assert collector.output is not None
     (request,) = read(llm).requests
     assert (request.accept.trace_id, request.accept.parent_span_id) == (TRACE, SPAN)
-    assert request.tokenise is not None
-    assert (request.tokenise.num_prompt_tokens, [post.sample for post in request.posts]) == (2, [0, 1])
+    assert [part.num_prompt_tokens for part in request.tokenised] == [2]
+    assert [post.sample for post in request.posts] == [0, 1]
     for sent, post in zip(client.added, request.posts, strict=True):
         assert sent.request_id == post.internal_id
         assert sent.trace_headers == {**SAMPLED, "traceparent": f"00-{TRACE}-{post.span_id}-01"}

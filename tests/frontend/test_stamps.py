@@ -148,8 +148,7 @@ def test_tokenise_and_post(made: Fixture) -> None:
     made.stamps.tokenise(trace, 5, 12)
     made.stamps.post(trace, "mine-1", t0=6, span_id=SPAN, sample=0, posted=Posted(1, 99, "asked", [0.0, 2.0]))
     (request,) = made.read().requests
-    assert request.tokenise is not None
-    assert (request.tokenise.t0, request.tokenise.num_prompt_tokens) == (5, 12)
+    assert [(part.t0, part.num_prompt_tokens) for part in request.tokenised] == [(5, 12)]
     (post,) = request.posts
     assert (post.internal_id, post.t0, post.span_id, post.body_size, post.sample) == ("mine-1", 6, SPAN, 99, 0)
     assert (post.engine_index, post.choice, post.scores) == (1, "asked", [0.0, 2.0])

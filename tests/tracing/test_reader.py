@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -205,3 +206,12 @@ def test_a_frame_that_is_no_list_is_skipped_and_counted(run_dir: Path) -> None:
     reader = RunReader(run_dir)
     assert [record for _, record in reader.poll()] == [Bye(7)]
     assert reader.unknown == 2
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_counted_as_damaged(run_dir: Path, make: Callable[[Path], None]) -> None:
+    write(run_dir, FRAMES)
+    make(run_dir / "frontend-7-loop.vlt")
+    reader = RunReader(run_dir)
+    assert len(list(reader.poll())) == 4
+    assert reader.torn == 1

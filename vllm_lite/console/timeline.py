@@ -179,7 +179,7 @@ def ending(request: RequestJourney) -> str:
 
 def _facts(request: RequestJourney) -> str:
     close = request.close
-    prompt = close.num_prompt_tokens if close else request.tokenise.num_prompt_tokens if request.tokenise else 0
+    prompt = close.num_prompt_tokens if close else sum(part.num_prompt_tokens for part in request.tokenised)
     answer = close.num_output_tokens if close else request.num_tokens
     return f"{prompt:>6}  {answer:>6}  {ending(request)}"
 

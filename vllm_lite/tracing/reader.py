@@ -34,7 +34,7 @@ class SegmentReader:
         self.path = path
         self.header: spool.SpoolHeader | None = None
         self.unknown = 0
-        self.damaged = False  # a frame's checksum is wrong: nothing behind it can be trusted
+        self.damaged = path.exists() and not path.is_file()  # or a checksum is wrong: nothing behind it can be trusted
         self._offset = 0
         self._rest = b""  # an incomplete frame at the end of what was read
 
@@ -56,41 +56,35 @@ class SegmentReader:
         self._offset += len(data)
         return [record for body in self._bodies(self._rest + data) for record in self._decode(body)], len(data)
 
-    def _bodies(self, data: bytes) -> list[bytes]:
-        """The complete frames in `data`; the header is kept, an incomplete end waits for more."""
-        bodies, start, head = [], 0, spool.FRAME_HEAD
-        while start + head.size <= len(data):
+    def _bodies(self, data: bytes) -> Iterator[bytes]:
+        """The complete frames in `data`, the first of a file apart; an incomplete end waits for more."""
+        start, head = 0, spool.FRAME_HEAD
+        while start + head.size <= len(data) and not self.damaged:
             length, checksum = head.unpack_from(data, start)
-            end = start + head.size + length
-            if end > len(data):
+            body = data[start + head.size : start + head.size + length]
+            if len(body) < length:
                 break
-            body = data[start + head.size : end]
+            start += head.size + length
             if zlib.crc32(body) != checksum:
                 self.damaged = True
-                break
-            start = end
-            if self.header is not None:
-                bodies.append(body)
-            elif not self._open(body):
-                break
+            elif self.header is not None:
+                yield body
+            else:
+                self._open(body)
         self._rest = data[start:]
-        return bodies
 
-    def _open(self, body: bytes) -> bool:
-        """Read the header; False where the file is no spool."""
+    def _open(self, body: bytes) -> None:
         try:
             self.header = _HEADER.decode(body)
-        except msgspec.DecodeError:
+        except msgspec.DecodeError:  # no spool at all
             self.damaged = True
-        return not self.damaged
 
-    def _decode(self, body: bytes) -> list[Record]:
+    def _decode(self, body: bytes) -> Iterator[Record]:
         try:
-            return list(_FRAME.decode(body))
+            yield from _FRAME.decode(body)
+            return
         except msgspec.DecodeError:
-            return list(self._decode_each(body))
-
-    def _decode_each(self, body: bytes) -> Iterator[Record]:
+            pass
         try:
             raws = _RAW.decode(body)
         except msgspec.DecodeError:
@@ -104,30 +98,22 @@ class SegmentReader:
 
 
 class SpoolReader:
-    """Reads the segments of one spool in their order. `t` is the newest monotonic time read so far."""
+    """Reads the segments of one spool, of which there is one at least, in their order. `t` is the newest time read so far."""
 
     def __init__(self) -> None:
         self.segments: list[SegmentReader] = []
-        self.t = 0
+        self.t = 0  # monotonic ns
         self._current = 0
 
-    def add(self, paths: list[Path]) -> None:
-        """Learn of segments that have appeared."""
-        seen = {segment.path for segment in self.segments}
-        self.segments += [SegmentReader(path) for path in paths if path not in seen]
-
-    def read(self) -> tuple[SegmentReader | None, list[Record], int]:
+    def read(self) -> tuple[SegmentReader, list[Record], int]:
         """The next chunk's segment, records and size; size 0 at the end of what was written."""
-        while self._current < len(self.segments):
+        while True:
             segment = self.segments[self._current]
             records, size = segment.read()
-            if size:
-                self.t = max([self.t, *(record.newest for record in records[-1:])])
+            self.t = max([self.t, *(record.newest for record in records[-1:])])
+            if size or segment is self.segments[-1]:
                 return segment, records, size
-            if self._current + 1 == len(self.segments):
-                break
             self._current += 1
-        return None, [], 0
 
 
 class RunReader:
@@ -156,13 +142,15 @@ class RunReader:
         The spool that is furthest behind in time is read next, so that what belongs together comes at about the same time.
         """
         for stem, paths in spool.segments(self.run_dir).items():
-            self.spools.setdefault(stem, SpoolReader()).add([path for path in paths if path not in self._left_out])
+            reader = self.spools.setdefault(stem, SpoolReader())
+            known = {segment.path for segment in reader.segments} | self._left_out
+            reader.segments += [SegmentReader(path) for path in paths if path not in known]
         unread, total = list(self.spools.values()), 0
         while unread and (limit is None or total < limit):
             reader = min(unread, key=lambda reader: reader.t)
             segment, records, size = reader.read()
             total += size
-            if segment is None:
+            if not size:
                 unread.remove(reader)
             elif segment.header is not None:
                 process = self._process(segment.header)
@@ -196,6 +184,5 @@ class RunReader:
             self.processes[key] = Process(
                 header.role, header.pid, header.host, header.boot_id, header.parent_pid, anchor.offset
             )
-        process = self.processes[key]
-        process.threads.setdefault(header.thread, False)
-        return process
+        self.processes[key].threads.setdefault(header.thread, False)
+        return self.processes[key]

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.tracing import make
+from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import LATE
 from vllm_lite.tracing.journey.assembler import EARLY, Assembler
@@ -181,9 +183,24 @@ def test_what_is_forgotten_is_gone_and_holds_on_to_nothing() -> None:
     [request], [step] = assembler.requests.values(), assembler.steps.values()
     assembler.forget_request(request)
     assembler.forget_step(step)
-    tables = (assembler.requests, assembler.stays[core], assembler.steps, assembler._posted, assembler._received)
-    assert [len(table) for table in (*tables, assembler._steps_by_number, assembler._early)] == [0] * 7
+    known = [table for known in (assembler._posted, assembler._posts, assembler._scheduled) for table in vars(known).values()]
+    tables = [assembler.requests, assembler.stays[core], assembler._received, assembler._steps_by_number]
+    assert [len(table) for table in (*tables, *known)] == [0] * 10
     assert [len(held) for held in (step.stays, request.letters, request.stays[0].spells)] == [0] * 3
     assert [letter.request for letter in step.bags[0].letters] == [None]
     assembler.feed(front, rec.Takes([1], [80], [1], [0]))
     assert assembler.unclaimed == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "kind"),
+    [
+        (make.sort(0, 10, [(1, 1, "p")], tokens=[]), "Sort"),
+        (make.sort(0, 10, [(1, 1, "p")], fates="pp"), "Sort"),
+        (rec.Takes([1], [80, 81], [1], [0]), "Takes"),
+        (structs.replace(make.schedule(0, 50, {1: 5}), tokens=[]), "Schedule"),
+    ],
+)
+def test_columns_of_different_lengths_are_refused_by_name(record: rec.Record, kind: str) -> None:
+    with pytest.raises(VLLMValidationError, match=f"^the frontend 1 wrote a {kind} record whose columns differ in length"):
+        make.assemble((make.front(), make.accept()), (make.front(), record))

@@ -31,8 +31,6 @@ def test_a_column_is_a_sequence_of_what_it_makes(places: list[int], first: int, 
     column.cut(first, last)
     kept = expected if len(expected) <= first + last else expected[:first] + expected[len(expected) - last :]
     assert (list(column), column.total, column.skipped) == (kept, len(expected), len(expected) - len(kept))
-    column.clear()
-    assert list(column) == []
 
 
 def test_letters_are_made_once() -> None:
@@ -86,5 +84,4 @@ def test_steps_of_a_request_with_two_samples_are_each_there_once() -> None:
     )
     assert [step.index for step in request.steps] == [0, 1]
     assert [[share.tokens for share in stay.spells[0].shares] for stay in request.stays] == [[5, 1], [5, 1]]
-    assert [receive.internal_id for receive in request.receives] == ["1_0", "1_1"]
     assert request.steps[0].requests == [request]

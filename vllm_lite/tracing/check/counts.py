@@ -218,8 +218,8 @@ def _whole(finding: Finding, request: RequestJourney, runs: bool) -> None:
     """A request's way in and out: tokenised, posted and received, and out of each engine core that ended in order."""
     name, close = _name(request), request.close
     if close is not None:
-        parts = filter(None, (request.tokenise, *request.later_parts))
-        finding.equal(f"{name} prompt", close=close.num_prompt_tokens, tokenised=sum(part.num_prompt_tokens for part in parts))
+        tokenised = sum(part.num_prompt_tokens for part in request.tokenised)
+        finding.equal(f"{name} prompt", close=close.num_prompt_tokens, tokenised=tokenised)
     if close is not None and close.outcome == "finished" and not runs:
         received = sum(stay.receive is not None for stay in request.stays)
         finding.equal(f"{name} on its way in", posted=max(len(request.posts), 1), received=received)

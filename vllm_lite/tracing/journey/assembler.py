@@ -8,9 +8,10 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sized
+from typing import Any, Generic, TypeVar
 
+from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.context import parse_traceparent
 from vllm_lite.tracing.journey.model import LATE, Bag, Letter, RequestJourney, Spell, Stay, StepJourney, UtilityCall
@@ -18,6 +19,28 @@ from vllm_lite.tracing.process import Process
 
 EARLY = 10_000  # traces that may wait for their step's Schedule record before the oldest is given up
 Number = tuple[Process, int]  # with a request's or a step's number in it
+T = TypeVar("T")
+
+
+class Known(Generic[T]):
+    """Things by a key that other processes know them by, and what waits for those that have not come yet."""
+
+    def __init__(self) -> None:
+        self.things: dict[str, T] = {}
+        self.waiting: dict[str, list[Callable[[T], None]]] = defaultdict(list)
+
+    def add(self, key: str, thing: T) -> None:
+        """It has come."""
+        self.things[key] = thing
+        for action in self.waiting.pop(key, ()):
+            action(thing)
+
+    def then(self, key: str, action: Callable[[T], None]) -> None:
+        """Do it to that thing, now or when it comes."""
+        if (thing := self.things.get(key)) is not None:
+            action(thing)
+        else:
+            self.waiting[key].append(action)
 
 
 class Assembler:
@@ -29,7 +52,6 @@ class Assembler:
     def __init__(self) -> None:
         self.requests: dict[Number, RequestJourney] = {}
         self.stays: dict[Process, dict[int, Stay]] = defaultdict(dict)
-        self.steps: dict[str, StepJourney] = {}  # by trace id
         self.bags: list[Bag] = []  # those of no known step, and all of them where nothing is forgotten
         self.calls: dict[str, UtilityCall] = defaultdict(UtilityCall)  # by the caller's span
         self.phases: list[tuple[Process, rec.Phase]] = []
@@ -37,13 +59,11 @@ class Assembler:
         self.dropped: list[tuple[Process, rec.Dropped]] = []
         self.unclaimed = 0
         self._numbered: dict[Process, dict[int, RequestJourney]] = defaultdict(dict)
-        self._posted: dict[str, RequestJourney] = {}  # by internal id
+        self._posted: Known[RequestJourney] = Known()  # by internal id
+        self._posts: Known[tuple[RequestJourney, rec.Post]] = Known()  # by span id
         self._received: dict[str, Stay] = {}  # by internal id; of a session's parts the last
-        self._sent: dict[str, tuple[RequestJourney, rec.Post]] = {}  # not received as far as is known, by the sender's span id
-        self._arrived: dict[str, Stay] = {}  # not sent as far as is known, the same
-        self._abort_receipts: dict[str, list[tuple[Process, rec.ReceiveAbort]]] = defaultdict(list)
+        self._scheduled: Known[StepJourney] = Known()  # by trace id
         self._steps_by_number: dict[Number, StepJourney] = {}
-        self._early: dict[str, list[Callable[[StepJourney], None]]] = defaultdict(list)  # before Schedule, by trace id
         self._stop_aborts: dict[Process, list[tuple[RequestJourney, rec.Abort]]] = defaultdict(list)
         self._handlers: dict[type[rec.Record], Callable[[Process, Any], None]] = {
             rec.Accept: self._accept,
@@ -59,7 +79,7 @@ class Assembler:
             rec.Schedule: self._schedule,
             rec.Execute: self._execute,
             rec.Update: self._update,
-            rec.Send: lambda process, send: self._of_step(send.trace_id, lambda step: _sent(step, send)),
+            rec.Send: lambda process, send: self._of_step(send.trace_id, lambda step: step.sends.append(send)),
             rec.Leave: self._leave,
             rec.Serve: lambda process, serve: setattr(self.calls[serve.parent_span_id], "serve", (process, serve)),
             rec.Work: lambda process, work: self._of_step(work.trace_id, lambda step: step.works.append((process, work))),
@@ -86,20 +106,16 @@ class Assembler:
 
     def _tokenise(self, process: Process, record: rec.Tokenise) -> None:
         if request := self._request(process, record.req):
-            if request.tokenise is None:
-                request.tokenise = record
-            else:
-                request.later_parts.append(record)
+            request.tokenised.append(record)
 
     def _post(self, process: Process, record: rec.Post) -> None:
         if request := self._request(process, record.req):
             request.posts.append(record)
-            self._posted[record.internal_id] = request
-            self._sent[record.span_id] = request, record
-            request.abort_receipts += self._abort_receipts.pop(record.internal_id, [])
-            self._join(record.span_id)
+            self._posted.add(record.internal_id, request)
+            self._posts.add(record.span_id, (request, record))
 
     def _takes(self, process: Process, record: rec.Takes) -> None:
+        _check_columns(process, record, record.reqs, record.ts, record.tokens, record.waits)
         for place, request in enumerate(map(self._numbered[process].get, record.reqs)):
             if request is not None:
                 request.takes.sources.append(record)
@@ -119,6 +135,7 @@ class Assembler:
             request.num_closes += 1
 
     def _sort(self, process: Process, record: rec.Sort) -> None:
+        _check_columns(process, record, record.reqs, record.tokens, record.fates)
         bag = Bag(process, record, list(map(self._numbered[process].get, record.reqs)))
         for place, request in enumerate(bag.members):
             if request is not None:
@@ -128,7 +145,7 @@ class Assembler:
             elif record.reqs[place]:  # 0 stands for one that is not traced
                 self.unclaimed += 1
         for internal_id, tokens in record.late:
-            request = self._posted.get(internal_id)
+            request = self._posted.things.get(internal_id)
             bag.late.append(Letter(request, bag, tokens, LATE, max(len(record.slices) - 1, 0)))
             if request is not None:
                 request.late.append(bag.late[-1])
@@ -148,27 +165,19 @@ class Assembler:
     def _receive(self, process: Process, record: rec.Receive) -> None:
         stay = self._stay(process, record.req)
         stay.receive, stay.spells[0].t_queued = record, record.t1
-        self._received[record.internal_id] = self._arrived[record.parent_span_id] = stay
-        self._join(record.parent_span_id)
-
-    def _join(self, span_id: str) -> None:
-        if span_id in self._sent and span_id in self._arrived:
-            stay = self._arrived.pop(span_id)
-            stay.request, stay.post = self._sent.pop(span_id)
-            stay.request.stays.append(stay)
+        self._received[record.internal_id] = stay
+        self._posts.then(record.parent_span_id, lambda sent: _join(stay, *sent))
 
     def _receive_abort(self, process: Process, record: rec.ReceiveAbort) -> None:
         for internal_id in record.internal_ids:
-            posted = self._posted.get(internal_id)
-            receipts = posted.abort_receipts if posted else self._abort_receipts[internal_id]
-            receipts.append((process, record))
+            self._posted.then(internal_id, lambda request: request.abort_receipts.append((process, record)))
 
     def _leave(self, process: Process, record: rec.Leave) -> None:
         self._stay(process, record.req).leave = record
 
     def _schedule(self, process: Process, record: rec.Schedule) -> None:
-        step = StepJourney(process, record)
-        self.steps[record.trace_id] = self._steps_by_number[process, record.step] = step
+        _check_columns(process, record, record.reqs, record.tokens)
+        step = self._steps_by_number[process, record.step] = StepJourney(process, record)
         for req in record.preempted:
             stay = self._stay(process, req)
             step.preempted.append(stay)
@@ -180,8 +189,7 @@ class Assembler:
         step.members = [stays.get(req) or self._stay(process, req) for req in record.reqs]
         for stay in step.members:
             stay.spells[-1].steps.append(step)
-        for action in self._early.pop(record.trace_id, []):
-            action(step)
+        self._scheduled.add(record.trace_id, step)
 
     def _execute(self, process: Process, record: rec.Execute) -> None:
         if step := self._step(process, record.step):
@@ -208,12 +216,9 @@ class Assembler:
 
     def _of_step(self, trace_id: str, action: Callable[[StepJourney], None]) -> None:
         """Do it to the step of that trace, once its Schedule record has come: workers and front ends have other spools."""
-        if (step := self.steps.get(trace_id)) is not None:
-            action(step)
-            return
-        self._early[trace_id].append(action)
-        if len(self._early) > EARLY:
-            self.unclaimed += len(self._early.pop(next(iter(self._early))))
+        self._scheduled.then(trace_id, action)
+        if len(self._scheduled.waiting) > EARLY:
+            self.unclaimed += len(self._scheduled.waiting.pop(next(iter(self._scheduled.waiting))))
 
     # ---- for who follows a running engine ---------------------------------------------------------------------------------
 
@@ -225,20 +230,21 @@ class Assembler:
         del self.requests[request.process, request.accept.req]
         del self._numbered[request.process][request.accept.req]
         for post in request.posts:
-            self._posted.pop(post.internal_id, None)
-            self._sent.pop(post.span_id, None)
+            self._posted.things.pop(post.internal_id, None)
+            self._posts.things.pop(post.span_id, None)
         for stay in request.stays:
             self.stays[stay.process].pop(stay.req, None)
             stay.spells.clear()
             if stay.receive is not None:
                 self._received.pop(stay.receive.internal_id, None)
-        for held in (request.letters, request.takes, request.late):
-            held.clear()
+        request.letters.cut(0, 0)
+        request.takes.cut(0, 0)
+        request.late.clear()
 
     def forget_step(self, step: StepJourney) -> None:
         """Drop a step and its bags; requests that took part keep its times and their letters."""
-        self.steps.pop(step.schedule.trace_id, None)
-        self._steps_by_number.pop((step.process, step.index), None)
+        del self.steps[step.schedule.trace_id]
+        del self._steps_by_number[step.process, step.index]
         step.members.clear()
         step.preempted.clear()
         for bag in step.bags:
@@ -247,31 +253,33 @@ class Assembler:
             vars(bag).pop("letters", None)  # they hold on to their requests, and are made again for who still asks
 
     @property
+    def steps(self) -> dict[str, StepJourney]:
+        """By trace id."""
+        return self._scheduled.things
+
+    @property
     def strays(self) -> list[Stay]:
         """Stays in an engine core of which no request is known."""
         return [stay for stays in self.stays.values() for stay in stays.values() if stay.request is None]
 
     def finish(self) -> None:
         """No more records come: what still waits for its step is unclaimed."""
-        self.unclaimed += sum(len(actions) for actions in self._early.values())
-        self._early.clear()
+        self.unclaimed += sum(map(len, self._scheduled.waiting.values()))
+        self._scheduled.waiting.clear()
+
+
+def _join(stay: Stay, request: RequestJourney, post: rec.Post) -> None:
+    stay.request, stay.post = request, post
+    request.stays.append(stay)
 
 
 def _opened(step: StepJourney, bag: Bag) -> None:
     bag.step = step
     step.bags.append(bag)
-    for send in step.sends:
-        _match(bag, send)
 
 
-def _sent(step: StepJourney, send: rec.Send) -> None:
-    step.sends.append(send)
-    for bag in step.bags:
-        _match(bag, send)
-
-
-def _match(bag: Bag, send: rec.Send) -> None:
-    """Give the bag its send record, where it is the one whose traceparent the bag carried."""
-    sent_by = parse_traceparent(bag.sort.trace)
-    if sent_by is not None and sent_by.span_id == send.span_id:
-        bag.send = send
+def _check_columns(process: Process, record: rec.Record, first: Sized, *others: Sized) -> None:
+    """Refuse what no recorder writes, before somebody meets it as an IndexError."""
+    if any(len(column) != len(first) for column in others):
+        told = f"the {process.role} {process.pid} wrote a {type(record).__name__} record whose columns differ in length"
+        raise VLLMValidationError(f"{told}: its spool was changed since; remove that file", parameter="spool", value=record)

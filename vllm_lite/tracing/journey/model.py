@@ -8,7 +8,7 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from vllm_lite.tracing import records as rec
+from vllm_lite.tracing.context import parse_traceparent
 from vllm_lite.tracing.process import Process
 
 T = TypeVar("T")
@@ -49,8 +50,6 @@ class Column(Generic[T]):
     There is one for each token; most are never looked at, so that a run of a million tokens is open in a second.
     """
 
-    __slots__ = ("make", "places", "sources")
-
     def __init__(self, make: Callable[[Any, int], T]) -> None:
         self.make = make
         self.sources: Ends[Any] = Ends()
@@ -64,11 +63,6 @@ class Column(Generic[T]):
 
     def __getitem__(self, index: int) -> T:
         return self.make(self.sources[index], self.places[index])
-
-    def clear(self) -> None:
-        """Drop them all."""
-        self.sources.clear()
-        self.places.clear()
 
     @property
     def skipped(self) -> int:
@@ -154,10 +148,9 @@ class Take(NamedTuple):
     tokens: int
     wait: int
 
-    @classmethod
-    def of(cls, takes: rec.Takes, place: int) -> Take:
-        """The one at `place` in the columns of `takes`."""
-        return cls(takes.ts[place], takes.tokens[place], takes.waits[place])
+
+def _take(takes: rec.Takes, place: int) -> Take:
+    return Take(takes.ts[place], takes.tokens[place], takes.waits[place])
 
 
 class Letter(NamedTuple):
@@ -176,12 +169,11 @@ class RequestJourney:
 
     process: Process
     accept: rec.Accept
-    tokenise: rec.Tokenise | None = None
-    later_parts: list[rec.Tokenise] = field(default_factory=list)  # of a prompt that came in parts, all but the first
+    tokenised: list[rec.Tokenise] = field(default_factory=list)  # one, or as many as the prompt had parts that came one by one
     posts: list[rec.Post] = field(default_factory=list)
     stays: list[Stay] = field(default_factory=list)
     letters: Column[Letter] = field(default_factory=lambda: Column(lambda bag, place: bag.letters[place]))  # level 2 and up
-    takes: Column[Take] = field(default_factory=lambda: Column(Take.of))  # level 2 and up
+    takes: Column[Take] = field(default_factory=lambda: Column(_take))  # level 2 and up
     late: list[Letter] = field(default_factory=list)
     aborts: list[rec.Abort] = field(default_factory=list)
     abort_receipts: list[tuple[Process, rec.ReceiveAbort]] = field(default_factory=list)
@@ -205,10 +197,9 @@ class RequestJourney:
 
     def letter_index(self, bag: Bag, place: int) -> int:
         """Which of its letters lay at `place` in `bag`; -1 for one that was cut away."""
-        sources, places = self.letters.sources, self.letters.places
-        first = bisect_left(sources, bag.sort.bag, key=lambda bag: bag.sort.bag)
-        last = bisect_right(sources, bag.sort.bag, key=lambda bag: bag.sort.bag)
-        return next((index for index in range(first, last) if places[index] == place), -1)
+        bags, places = self.letters.sources, self.letters.places
+        first = bisect_left(bags, bag.sort.bag, key=lambda other: other.sort.bag)
+        return next((index for index in range(first, len(bags)) if bags[index] is bag and places[index] == place), -1)
 
     @property
     def waits(self) -> list[int]:
@@ -224,11 +215,6 @@ class RequestJourney:
     def has_samples(self) -> bool:
         """Whether it asked for several answers."""
         return len(self.posts) > 1 and self.posts[0].internal_id != self.posts[1].internal_id
-
-    @property
-    def receives(self) -> list[rec.Receive]:
-        """What the engine core's input thread noted, one for each stay."""
-        return [stay.receive for stay in self.stays if stay.receive is not None]
 
     @property
     def steps(self) -> list[StepJourney]:
@@ -257,11 +243,6 @@ class StepJourney:
         return self.schedule.step
 
     @property
-    def work(self) -> rec.Work | None:
-        """The first rank's view of the step."""
-        return self.works[0][1] if self.works else None
-
-    @property
     def t_end(self) -> int:
         """When its result was worked in, or the last that is known of it."""
         return (self.update or self.execute or self.schedule).t1
@@ -283,15 +264,21 @@ class StepJourney:
 
 @dataclass(eq=False, repr=False)
 class Bag:
-    """One bag as the front end sorted it. `send` and `step` are None where they are not traced or were lost."""
+    """One bag as the front end sorted it. `step` is None where it was not traced or its record was lost."""
 
     process: Process
     sort: rec.Sort
     members: list[RequestJourney | None] = field(default_factory=list)  # whose letters, beside sort.reqs
     late: list[Letter] = field(default_factory=list)  # as if they had been in the last slice
     step: StepJourney | None = None
-    send: rec.Send | None = None
     aborts: list[tuple[RequestJourney, rec.Abort]] = field(default_factory=list)  # stop strings found while sorting
+
+    @property
+    def send(self) -> rec.Send | None:
+        """How it left the engine core: the record that its traceparent names, None where that was lost."""
+        sender = parse_traceparent(self.sort.trace)
+        sends = self.step.sends if self.step and sender else ()
+        return next((send for send in sends if sender and send.span_id == sender.span_id), None)
 
     @cached_property
     def letters(self) -> list[Letter]:

@@ -40,11 +40,10 @@ def station_times(run: Run) -> Times:
 def request_visits(request: RequestJourney) -> Iterator[Visit]:
     """Its way in, its stays in the engine core, its aborts; neither its mailbox nor the steps and bags that it shared."""
     wall, start = request.process.wall, request.accept.t
-    if request.tokenise is not None:
-        yield "S1", wall(start), wall(request.tokenise.t0)
-        yield "S2", wall(request.tokenise.t0), wall(request.tokenise.t1)
-        start = request.tokenise.t1
-    for part in request.later_parts:
+    for number, part in enumerate(request.tokenised):
+        if not number:
+            yield "S1", wall(start), wall(part.t0)
+            start = part.t1
         yield "S2", wall(part.t0), wall(part.t1)
     for number, post in enumerate(request.posts):
         if number and not request.has_samples:  # a session's later part, which came when it came

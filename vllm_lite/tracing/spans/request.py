@@ -107,14 +107,13 @@ def _put_time(letter: Letter) -> int:
 
 def _tokenise(request: RequestJourney, root: Span) -> list[Span]:
     spans = []
-    for number, record in enumerate([request.tokenise, *request.later_parts]):
-        if record is not None:
-            attributes: Attributes = {
-                "code.function.name": "vllm_lite.frontend.input_processor.InputProcessor.process_inputs",
-                "gen_ai.usage.input_tokens": record.num_prompt_tokens,
-            }
-            name, times = "input_processor.process_inputs", (record.t0, record.t1)
-            spans.append(root.child(name, Kind.INTERNAL, times, attributes, number=number))
+    for number, record in enumerate(request.tokenised):
+        attributes: Attributes = {
+            "code.function.name": "vllm_lite.frontend.input_processor.InputProcessor.process_inputs",
+            "gen_ai.usage.input_tokens": record.num_prompt_tokens,
+        }
+        name, times = "input_processor.process_inputs", (record.t0, record.t1)
+        spans.append(root.child(name, Kind.INTERNAL, times, attributes, number=number))
     return spans
 
 
