@@ -114,7 +114,7 @@ def test_prompt_logprobs_of_a_chunk_that_is_computed_again_count_once() -> None:
     plan = bench.scheduler.schedule()
     bench.update(SchedulerOutput(0, [], plan.scheduled_cached_reqs, {}, 0), late)
     bench.update(plan, ModelRunnerOutput(["a"], [[]], prompt_logprobs={"a": "new"}))  # type: ignore[dict-item]
-    assert bench.requests["a"]._prompt_logprobs == ["new"]  # type: ignore[comparison-overlap]
+    assert bench.requests["a"].prompt_logprobs == ["new"]  # type: ignore[comparison-overlap]
 
 
 def test_pooling_expects_no_token() -> None:
@@ -145,7 +145,7 @@ def test_any_schedule_planned_ahead_yields_the_plain_tokens(config: dict[str, An
     def abort_some() -> None:
         for request_id in list(scheduler.requests):
             if with_aborts and rng.random() < 0.04:
-                gone = scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+                gone = scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
                 aborted.update(request.request_id for request in gone)
 
     while todo or scheduler.requests or scheduler.has_requests() or bench.in_flight:

@@ -13,7 +13,7 @@ from vllm_lite.engine_core.executor.toy import DEFAULT_BLOCKS, ToyExecutor, expe
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
-from vllm_lite.wire.messages import EngineCoreAbort, EngineCoreOutputs, FinishReason
+from vllm_lite.wire.messages import EngineCoreAbort, FinishReason
 from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 
 PROMPT = list(b"the quick brown fox")
@@ -184,15 +184,6 @@ def test_calls_for_everybody() -> None:
     assert core.reset_prefix_cache(True) is True
     assert run(core)["a"] == expected_tokens(PROMPT, 16)[1:]
     assert core.collective_rpc("sleep_for", None, (0.0,)) == [0]
-
-
-def test_without_statistics_bags_hold_rows_only() -> None:
-    core = EngineCore(toy_config(), ToyExecutor, log_stats=False)
-    add(core, "a", PROMPT, max_tokens=1)
-    bags, _ = core.step()
-    assert isinstance(bags[0], EngineCoreOutputs)
-    assert bags[0].scheduler_stats is None
-    assert core.step() == ({}, False)
 
 
 def test_both_classes_come_from_the_module_of_vllms_name() -> None:

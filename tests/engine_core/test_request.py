@@ -10,7 +10,7 @@ from vllm_lite.engine_core.kv_cache_utils import get_request_block_hasher
 from vllm_lite.engine_core.request import Request, RequestStatus
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
-from vllm_lite.wire.messages import EngineCoreEventType, EngineCoreRequest, FinishReason
+from vllm_lite.wire.messages import EngineCoreRequest, FinishReason
 from vllm_lite.wire.step import LogprobsLists
 
 
@@ -50,20 +50,6 @@ def test_without_a_hasher_there_are_no_hashes() -> None:
     request = Request("r", [1, 2, 3, 4], SamplingParams(), None)
     request.update_block_hashes()
     assert request.block_hashes == []
-
-
-def test_milestones_ride_once() -> None:
-    request = make_request("r", [1])
-    assert request.take_events() is None
-    request.record_event(EngineCoreEventType.QUEUED, 1.0)
-    request.record_event(EngineCoreEventType.SCHEDULED, 2.0)
-    events = request.take_events()
-    assert events is not None
-    assert [(event.type, event.timestamp) for event in events] == [
-        (EngineCoreEventType.QUEUED, 1.0),
-        (EngineCoreEventType.SCHEDULED, 2.0),
-    ]
-    assert request.take_events() is None
 
 
 @pytest.mark.parametrize(
@@ -114,30 +100,20 @@ def chunk(*ids: int) -> LogprobsLists:
 
 def test_prompt_logprobs_of_all_chunks_are_delivered_once() -> None:
     request = make_request("r", [1], SamplingParams(prompt_logprobs=0))
-    request.add_prompt_logprobs(chunk(1, 2))
-    request.add_prompt_logprobs(chunk(3))
+    request.prompt_logprobs = [chunk(1, 2), chunk(3)]
     taken = request.take_prompt_logprobs()
     assert taken is not None
     assert taken.logprob_token_ids.tolist() == [[1], [2], [3]]
     assert taken.logprobs.tolist() == [[-1.0], [-2.0], [-3.0]]
     assert taken.sampled_token_ranks.tolist() == [2, 3, 4]
-    request.add_prompt_logprobs(chunk(1, 2, 3))  # computed again after preemption
+    assert request.prompt_logprobs is None  # so that what is computed again after preemption is not kept
     assert request.take_prompt_logprobs() is None
 
 
 def test_preemption_forgets_the_prompt_logprobs_that_will_be_computed_again() -> None:
     request = make_request("r", [1], SamplingParams(prompt_logprobs=0))
     request.num_computed_tokens = 5
-    request.add_prompt_logprobs(chunk(1, 2))
+    request.prompt_logprobs = [chunk(1, 2)]
     request.reset_computed_tokens()
     assert (request.num_computed_tokens, request.num_preemptions) == (0, 1)
-    request.add_prompt_logprobs(chunk(1, 2, 3))
-    taken = request.take_prompt_logprobs()
-    assert taken is not None
-    assert len(taken.logprobs) == 3
-
-
-def test_prompt_logprobs_that_nobody_asked_for_are_not_kept() -> None:
-    request = make_request("r", [1])
-    request.add_prompt_logprobs(chunk(1))
-    assert request.take_prompt_logprobs() is None
+    assert request.prompt_logprobs == []

@@ -5,20 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.engine_core.harness import make_request
-from vllm_lite.engine_core.request_queue import FCFSRequestQueue, PriorityRequestQueue, RequestQueue, create_request_queue
+from vllm_lite.engine_core.request_queue import RequestQueue
 
 
 def ids(queue: RequestQueue) -> list[str]:
     return [request.request_id for request in queue]
 
 
-def test_the_policy_names_the_queue() -> None:
-    assert isinstance(create_request_queue("fcfs"), FCFSRequestQueue)
-    assert isinstance(create_request_queue("priority"), PriorityRequestQueue)
-
-
 def test_first_come_first_served_with_preempted_ones_in_front() -> None:
-    queue = create_request_queue("fcfs")
+    queue = RequestQueue(by_priority=False)
     for name in "abc":
         queue.add_request(make_request(name, [1]))
     queue.prepend_request(make_request("late", [1], priority=9, arrival_time=99.0))
@@ -28,7 +23,7 @@ def test_first_come_first_served_with_preempted_ones_in_front() -> None:
 
 
 def test_priority_then_arrival_then_id() -> None:
-    queue = create_request_queue("priority")
+    queue = RequestQueue(by_priority=True)
     queue.add_request(make_request("b", [1], priority=1, arrival_time=1.0))
     queue.add_request(make_request("c", [1], priority=0, arrival_time=3.0))
     queue.add_request(make_request("a", [1], priority=1, arrival_time=1.0))
@@ -37,9 +32,9 @@ def test_priority_then_arrival_then_id() -> None:
     assert [queue.pop_request().request_id for _ in range(4)] == ["c", "preempted", "a", "b"]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_removing_takes_out_only_those_named(policy: str) -> None:
-    queue = create_request_queue(policy)
+@pytest.mark.parametrize("by_priority", [False, True])
+def test_removing_takes_out_only_those_named(by_priority: bool) -> None:
+    queue = RequestQueue(by_priority)
     for number, name in enumerate("dcba"):
         queue.add_request(make_request(name, [1], arrival_time=float(number)))
     queue.remove_requests({"c", "a", "unknown"})

@@ -123,7 +123,7 @@ def test_the_prefix_cache_is_invisible(seed: int) -> None:
         for _ in range(rng.randint(0, 4)):
             warm.step()
         if rng.random() < 0.3:
-            warm.scheduler.finish_requests(rng.choice(list(warm.requests)), RequestStatus.FINISHED_ABORTED)
+            warm.scheduler.finish_requests([rng.choice(list(warm.requests))], RequestStatus.FINISHED_ABORTED)
     warm.run()
     for i in range(6):
         prompt, params, fields = random_request(rng, 40)

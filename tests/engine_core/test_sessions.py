@@ -115,7 +115,7 @@ def test_an_abort_leaves_nothing(when: str) -> None:
         bench.add("s", FIRST, FIVE, resumable=True)
         if when == "running":
             bench.step()
-    assert len(bench.scheduler.finish_requests("s", RequestStatus.FINISHED_ABORTED)) == 1
+    assert len(bench.scheduler.finish_requests(["s"], RequestStatus.FINISHED_ABORTED)) == 1
     bench.run()
     bench.check_empty()
 
@@ -153,7 +153,7 @@ def test_a_step_that_was_planned_before_the_answer_ended_brings_nothing() -> Non
     assert bench.answers["s"].rows == []
     bench.run()
     assert bench.answers["s"].token_ids == expected_tokens([*FIRST, *SECOND], 5)
-    bench.scheduler.finish_requests("s", RequestStatus.FINISHED_ABORTED)
+    bench.scheduler.finish_requests(["s"], RequestStatus.FINISHED_ABORTED)
     bench.run()
     bench.check_empty()
 
@@ -176,7 +176,7 @@ def test_any_schedule_yields_the_plain_tokens_of_each_part(config: dict[str, Any
             assert answer.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
             room = limit - 1 - len(told[request_id]) - len(expected) + 1
             if room < 1 or rng.random() < 0.3:
-                scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+                scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
             elif rng.random() < 0.7:
                 part, params, fields = random_request(rng, room + 1)
                 del fields["cache_salt"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from vllm_lite.wire.step import LogprobsLists
 
 BlockHasher = Callable[["Request"], list[bytes]]
 
-NEVER = 1 << 62  # a step that does not come
+NEVER = 1 << 62  # a step, or a length, that is not reached
 
 
 class RequestStatus(enum.IntEnum):
@@ -45,94 +46,54 @@ _FINISH_REASONS = {
 }
 
 
+@dataclass(slots=True, eq=False)
 class Request:
-    """One request's life in the scheduler.
+    """One request's life in the scheduler."""
 
-    `all_token_ids` is the prompt and the answer so far; where it shrinks (`take_part`), block hashes go with it.
-    `num_computed_tokens` counts tokens that are computed or in a step being computed, `num_output_placeholders` the tokens that
-    such steps are about to add to the answer. `first_step` is the step that admitted it last. `num_cached_tokens` is -1 until
-    the first look-up in the prefix cache. `trace` is the request's number in this process's spools, None where it is not
-    traced.
-    Smaller sorts first: by priority, then by arrival.
-    """
+    request_id: str
+    prompt_token_ids: InitVar[list[int]]
+    sampling_params: SamplingParams | None
+    pooling_params: PoolingParams | None
+    client_index: int = 0
+    arrival_time: float = field(default_factory=time.time)
+    cache_salt: str | None = None
+    priority: int = 0
+    resumable: bool = False
+    continues: bool = False
+    block_hasher: BlockHasher | None = None
 
-    __slots__ = (
-        "_block_hasher",
-        "_prompt_logprobs",
-        "all_token_ids",
-        "arrival_time",
-        "block_hashes",
-        "cache_salt",
-        "client_index",
-        "continues",
-        "events",
-        "first_step",
-        "max_tokens",
-        "num_cached_tokens",
-        "num_computed_tokens",
-        "num_output_placeholders",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "num_refused",
-        "num_tokens",
-        "pooling_params",
-        "prefill_stats",
-        "priority",
-        "request_id",
-        "resumable",
-        "sampling_params",
-        "skip_reading_prefix_cache",
-        "sort_key",
-        "status",
-        "stop_reason",
-        "trace",
-    )
+    all_token_ids: list[int] = field(init=False)  # the prompt and the answer so far; shrinks in `take_part` alone
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_tokens: int = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    max_tokens: int = field(init=False)
+    sort_key: tuple[int, float, str] = field(init=False)
+    status: RequestStatus = RequestStatus.WAITING
+    stop_reason: int | str | None = None
+    num_computed_tokens: int = 0  # those that are computed, or in a step that is being computed
+    num_output_placeholders: int = 0  # tokens that such steps are about to add to the answer
+    first_step: int = NEVER  # the step that admitted it last
+    num_cached_tokens: int = -1  # until the first look-up in the prefix cache
+    num_preemptions: int = 0
+    num_refused: int = 0  # how often blocks could not be had
+    skip_reading_prefix_cache: bool = field(init=False)  # each prompt position must be computed
+    events: list[EngineCoreEvent] = field(default_factory=list)  # for the next output
+    prefill_stats: PrefillStats | None = None  # waits here for the first output
+    prompt_logprobs: list[LogprobsLists] | None = None  # those of the chunks so far; None where unwanted or delivered
+    trace: int | None = None  # its number in this process's spools, where it is traced
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt_token_ids: list[int],
-        sampling_params: SamplingParams | None,
-        pooling_params: PoolingParams | None,
-        *,
-        client_index: int = 0,
-        arrival_time: float | None = None,
-        cache_salt: str | None = None,
-        priority: int = 0,
-        resumable: bool = False,
-        continues: bool = False,
-        block_hasher: BlockHasher | None = None,
-    ) -> None:
-        self.request_id = request_id
-        self.client_index = client_index
-        self.priority = priority
-        self.arrival_time = time.time() if arrival_time is None else arrival_time
-        self.sort_key = (priority, self.arrival_time, request_id)
-        self.sampling_params = sampling_params
-        self.pooling_params = pooling_params
-        self.resumable = resumable
-        self.continues = continues
-        self.cache_salt = cache_salt
+    def __post_init__(self, prompt_token_ids: list[int]) -> None:
         self.all_token_ids = list(prompt_token_ids)
-        self.num_prompt_tokens = self.num_tokens = len(prompt_token_ids)
-        max_tokens = sampling_params.max_tokens if sampling_params is not None else 1
-        self.max_tokens = max_tokens if max_tokens is not None else 1 << 62  # None: what the model's length leaves
-        self.skip_reading_prefix_cache = _needs_whole_prompt(sampling_params, pooling_params)
-        self.status = RequestStatus.WAITING
-        self.stop_reason: int | str | None = None
-        self.num_computed_tokens = 0
-        self.num_output_placeholders = 0
-        self.first_step = NEVER
-        self.num_cached_tokens = -1
-        self.num_preemptions = 0
-        self.num_refused = 0  # how often blocks could not be had
-        self.events: list[EngineCoreEvent] = []
-        self.prefill_stats: PrefillStats | None = None  # waits here for the first output
-        self.trace: int | None = None
-        wanted = sampling_params is not None and sampling_params.prompt_logprobs is not None
-        self._prompt_logprobs: list[LogprobsLists] | None = [] if wanted else None  # None also once they were delivered
-        self._block_hasher = block_hasher
-        self.block_hashes: list[bytes] = []
+        self.num_tokens = self.num_prompt_tokens = len(prompt_token_ids)
+        self.sort_key = (self.priority, self.arrival_time, self.request_id)
+        if self.sampling_params is not None:
+            self.max_tokens = NEVER if self.sampling_params.max_tokens is None else self.sampling_params.max_tokens
+            self.skip_reading_prefix_cache = self.sampling_params.prompt_logprobs is not None
+            self.prompt_logprobs = [] if self.skip_reading_prefix_cache else None
+        else:
+            assert self.pooling_params is not None
+            self.max_tokens = 1
+            self.skip_reading_prefix_cache = self.pooling_params.pooling_type != "last"
         self.update_block_hashes()
 
     @classmethod
@@ -152,9 +113,6 @@ class Request:
             continues=request.continues,
             block_hasher=block_hasher,
         )
-
-    def __lt__(self, other: Request) -> bool:
-        return self.sort_key < other.sort_key
 
     @property
     def num_output_tokens(self) -> int:
@@ -179,28 +137,21 @@ class Request:
 
     def update_block_hashes(self) -> None:
         """Hash the full blocks that have none yet; needed before the newest ones are cached or looked up."""
-        if self._block_hasher is not None:
-            self.block_hashes.extend(self._block_hasher(self))
+        if self.block_hasher is not None:
+            self.block_hashes.extend(self.block_hasher(self))
 
-    def record_event(self, event_type: EngineCoreEventType, timestamp: float | None = None) -> None:
+    def record_event(self, event_type: EngineCoreEventType) -> None:
         """Note a milestone; it rides with the next output."""
-        self.events.append(EngineCoreEvent.new_event(event_type, timestamp))
-
-    def take_events(self) -> list[EngineCoreEvent] | None:
-        """The milestones since the last output; None where there are none."""
-        if not self.events:
-            return None
-        events, self.events = self.events, []
-        return events
+        self.events.append(EngineCoreEvent.new_event(event_type))
 
     def add_prompt_logprobs(self, chunk: LogprobsLists) -> None:
         """Keep those of one more chunk of the prompt until the first output; a later recomputation adds nothing."""
-        if self._prompt_logprobs is not None:
-            self._prompt_logprobs.append(chunk)
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs.append(chunk)
 
     def take_prompt_logprobs(self) -> LogprobsLists | None:
         """Those of the whole prompt, once; None where they are not wanted or were taken before."""
-        chunks, self._prompt_logprobs = self._prompt_logprobs, None
+        chunks, self.prompt_logprobs = self.prompt_logprobs, None
         if not chunks:
             return None
         columns = zip(*((c.logprob_token_ids, c.logprobs, c.sampled_token_ranks) for c in chunks), strict=True)
@@ -210,8 +161,8 @@ class Request:
         """Preempted: everything known is to be computed again."""
         self.num_computed_tokens = 0
         self.num_preemptions += 1
-        if self._prompt_logprobs is not None:
-            self._prompt_logprobs.clear()
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs.clear()
 
     def is_finished(self) -> bool:
         """True after its end, whichever it was."""
@@ -220,10 +171,3 @@ class Request:
     def get_finished_reason(self) -> FinishReason | None:
         """What the caller is told, None while it runs."""
         return _FINISH_REASONS.get(self.status)
-
-
-def _needs_whole_prompt(sampling_params: SamplingParams | None, pooling_params: PoolingParams | None) -> bool:
-    """True where each prompt position must be computed, so that cached blocks cannot stand in for it."""
-    if pooling_params is not None:
-        return pooling_params.pooling_type != "last"
-    return sampling_params is not None and sampling_params.prompt_logprobs is not None

@@ -8,13 +8,14 @@ Mirrors: vllm/v1/core/sched/scheduler.py, vllm/v1/core/sched/utils.py
 from __future__ import annotations
 
 import enum
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.engine_core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm_lite.engine_core.request import NEVER, Request, RequestStatus
-from vllm_lite.engine_core.request_queue import create_request_queue
+from vllm_lite.engine_core.request_queue import RequestQueue
 from vllm_lite.wire.kv_cache_interface import KVCacheConfig
 from vllm_lite.wire.messages import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
 from vllm_lite.wire.stats import PrefillStats, SchedulerStats
@@ -40,21 +41,15 @@ class Scheduler:
     is admitted again once it has come.
     """
 
-    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, log_stats: bool = True) -> None:
-        config = vllm_config.scheduler_config
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+        self._config = config = vllm_config.scheduler_config
         self.async_scheduling = bool(config.async_scheduling)
         assert vllm_config.model_config.max_model_len is not None
         self.max_model_len = vllm_config.model_config.max_model_len
-        self.max_num_scheduled_tokens = config.max_num_batched_tokens
-        self.max_num_running_reqs = config.max_num_seqs
-        self.chunked_prefill_enabled = config.enable_chunked_prefill
-        self.long_prefill_token_threshold = config.long_prefill_token_threshold
-        self.reserve_full_isl = config.scheduler_reserve_full_isl
         self.by_priority = config.policy == "priority"
-        self.log_stats = log_stats
         self.kv_cache_manager = KVCacheManager(kv_cache_config, vllm_config.cache_config.enable_prefix_caching)
         self.requests: dict[str, Request] = {}
-        self.waiting = create_request_queue(config.policy)
+        self.waiting = RequestQueue(self.by_priority)
         self.running: list[Request] = []
         self._finished_req_ids: list[str] = []  # since the last schedule(); the worker drops their state
         self._preempted_req_ids: list[str] = []
@@ -84,12 +79,8 @@ class Scheduler:
         self.waiting.add_request(request)
         request.record_event(EngineCoreEventType.QUEUED)
 
-    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
-        """End requests from outside (None: all of them), in whatever state; returns those that were still here."""
-        if request_ids is None:
-            request_ids = list(self.requests)
-        elif isinstance(request_ids, str):
-            request_ids = (request_ids,)
+    def finish_requests(self, request_ids: Iterable[str], finished_status: RequestStatus) -> list[Request]:
+        """End requests from outside, in whatever state; returns those that were still here."""
         finished = {request_id: self.requests[request_id] for request_id in request_ids if request_id in self.requests}
         if not finished:
             return []
@@ -125,7 +116,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Plan one step. The plan may be empty, and then only carries finished requests to the worker."""
         self._step += 1
-        budget = 0 if self.pause_state == PauseState.PAUSED_ALL else self.max_num_scheduled_tokens
+        budget = 0 if self.pause_state == PauseState.PAUSED_ALL else self._config.max_num_batched_tokens
         plan = _StepPlan(budget, self._prefill_limit())
         self._schedule_running(plan)
         if not plan.preempted_any:
@@ -161,9 +152,9 @@ class Scheduler:
 
     def _prefill_limit(self) -> int:
         """The most tokens one request gets in this step; a threshold only holds while there is somebody to hold it for."""
-        if self.long_prefill_token_threshold and len(self.running) + len(self.waiting) > 1:
-            return self.long_prefill_token_threshold
-        return self.max_num_scheduled_tokens
+        if self._config.long_prefill_token_threshold and len(self.running) + len(self.waiting) > 1:
+            return self._config.long_prefill_token_threshold
+        return self._config.max_num_batched_tokens
 
     def _schedule_running(self, plan: _StepPlan) -> None:
         running, allocate_slots = self.running, self.kv_cache_manager.allocate_slots
@@ -228,23 +219,17 @@ class Scheduler:
         self._preempted_req_ids.append(request.request_id)
 
     def _schedule_waiting(self, plan: _StepPlan) -> None:
-        manager = self.kv_cache_manager
-        while plan.token_budget > 0 and len(self.running) < self.max_num_running_reqs:
+        manager, config = self.kv_cache_manager, self._config
+        while plan.token_budget > 0 and len(self.running) < config.max_num_seqs:
             request = self._next_waiting()
-            if request is None:
-                return
-            if request.is_finished():  # its end was set while it waited here
-                self._stop_waiting(request)
-                self._free_request(request)
-                continue
-            if request.num_output_placeholders:
+            if request is None or request.num_output_placeholders:
                 return
             computed_blocks, num_computed_tokens = manager.get_computed_blocks(request)
             count = min(request.num_tokens - num_computed_tokens, plan.prefill_limit)
-            if not self.chunked_prefill_enabled and count > plan.token_budget:
+            if not config.enable_chunked_prefill and count > plan.token_budget:
                 return
             count = min(count, plan.token_budget)
-            if manager.allocate_slots(request, count, computed_blocks, self.reserve_full_isl) is None:
+            if manager.allocate_slots(request, count, computed_blocks, config.scheduler_reserve_full_isl) is None:
                 return
             self._stop_waiting(request)
             self._admit(request, num_computed_tokens)
@@ -298,11 +283,11 @@ class Scheduler:
         Statistics ride in the first bag, or in one of their own for client 0.
         """
         requests, any_ended, step = self.requests, False, scheduler_output.step
-        for request_id, prompt_logprobs in model_runner_output.prompt_logprobs.items():
+        for request_id, chunk in model_runner_output.prompt_logprobs.items():
             request = requests.get(request_id)
             if request is not None and request.status == RequestStatus.RUNNING and request.first_step <= step:
-                request.add_prompt_logprobs(prompt_logprobs)
-        outputs: dict[int, list[EngineCoreOutput]] = {}
+                request.add_prompt_logprobs(chunk)
+        outputs: defaultdict[int, list[EngineCoreOutput]] = defaultdict(list)
         self.stale_tokens = stale = []
         for row, request_id in enumerate(model_runner_output.req_ids):
             request = requests.get(request_id)
@@ -312,21 +297,10 @@ class Scheduler:
             output = self._update_request(request, row, scheduler_output, model_runner_output)
             if output is None:
                 continue
-            if request.status > RequestStatus.PREEMPTED:
+            if request.is_finished():
                 any_ended = True
-                output.finish_reason = request.get_finished_reason()
-                output.stop_reason = request.stop_reason
-                if request.num_preemptions:  # it may wait, with its last token on its way when it was preempted
-                    self.waiting.remove_requests((request_id,))
-                if request.resumable and request.status != RequestStatus.FINISHED_ERROR:
-                    self._park(request)
-                else:
-                    self._free_request(request)
-            rows = outputs.get(request.client_index)
-            if rows is None:
-                outputs[request.client_index] = [output]
-            else:
-                rows.append(output)
+                self._end(request, output)
+            outputs[request.client_index].append(output)
         if any_ended:
             self.running = [request for request in self.running if request.status == RequestStatus.RUNNING]
         return self._make_bags(outputs, len(scheduler_output.preempted_req_ids))
@@ -342,7 +316,9 @@ class Scheduler:
         elif token_ids:
             if self.async_scheduling:
                 request.num_output_placeholders -= 1
-            output.new_token_ids = self._append_tokens(request, token_ids)
+            (token_id,) = token_ids
+            request.append_output_token_ids(token_id)
+            check_stop(request, self.max_model_len)
             if result.logprobs is not None:
                 output.new_logprobs = result.logprobs[row]
         elif result.pooler_output is not None and result.pooler_output[row] is not None:
@@ -351,18 +327,10 @@ class Scheduler:
         else:
             return None
         if request.events:  # the first output always has some
-            output.events = request.take_events()
+            output.events, request.events = request.events, []
             output.prefill_stats, request.prefill_stats = request.prefill_stats, None
             output.new_prompt_logprobs_tensors = request.take_prompt_logprobs()
         return output
-
-    def _append_tokens(self, request: Request, token_ids: list[int]) -> list[int]:
-        """Append tokens until one ends the answer; returns those that count."""
-        for taken, token_id in enumerate(token_ids, 1):
-            request.append_output_token_ids(token_id)
-            if check_stop(request, self.max_model_len):
-                return token_ids[:taken]
-        return token_ids
 
     def _fail(self, request: Request, error: str, scheduler_output: SchedulerOutput, output: EngineCoreOutput) -> None:
         """End a request that failed on its own; whatever this step was to compute for it is not to be trusted."""
@@ -370,6 +338,17 @@ class Scheduler:
         output.new_token_ids = []
         output.error = str(error).encode(errors="backslashreplace").decode()  # an executor's own words, and they must travel
         self.kv_cache_manager.forget_uncomputed(request, scheduler_output.num_computed_tokens(request.request_id))
+
+    def _end(self, request: Request, output: EngineCoreOutput) -> None:
+        """The answer has ended with this row of the bag."""
+        output.finish_reason = request.get_finished_reason()
+        output.stop_reason = request.stop_reason
+        if request.num_preemptions:  # it may wait, with its last token on its way when it was preempted
+            self.waiting.remove_requests((request.request_id,))
+        if request.resumable and request.status != RequestStatus.FINISHED_ERROR:
+            self._park(request)
+        else:
+            self._free_request(request)
 
     def _park(self, session: Request) -> None:
         """The answer to one part has ended. Until the next comes the session has no blocks (the prefix cache keeps what it can)
@@ -393,17 +372,16 @@ class Scheduler:
             for client, request_ids in self._finished_by_client.items():
                 bags.setdefault(client, EngineCoreOutputs()).finished_requests = request_ids
             self._finished_by_client = {}
-        if self.log_stats:
-            if not bags:
-                bags[0] = EngineCoreOutputs()
-            next(iter(bags.values())).scheduler_stats = SchedulerStats(
-                len(self.running),
-                len(self.waiting),
-                self.kv_cache_manager.usage,
-                self.kv_cache_manager.make_prefix_cache_stats(),
-                self._step,
-                num_preempted_reqs=num_preempted,
-            )
+        if not bags:
+            bags[0] = EngineCoreOutputs()
+        next(iter(bags.values())).scheduler_stats = SchedulerStats(
+            len(self.running),
+            len(self.waiting),
+            self.kv_cache_manager.usage,
+            self.kv_cache_manager.make_prefix_cache_stats(),
+            self._step,
+            num_preempted_reqs=num_preempted,
+        )
         return bags
 
 
@@ -420,7 +398,7 @@ class _StepPlan:
     preempted_any: bool = False
 
 
-def check_stop(request: Request, max_model_len: int) -> bool:
+def check_stop(request: Request, max_model_len: int) -> None:
     """End `request` if its newest token says so: end of sequence, then a stop token, then a length limit.
 
     `min_tokens` is the sampler's: it never lets a stop token through before.
@@ -430,12 +408,8 @@ def check_stop(request: Request, max_model_len: int) -> bool:
     last_token_id = request.all_token_ids[-1]
     if last_token_id == params.eos_token_id and not params.ignore_eos:
         request.status = RequestStatus.FINISHED_STOPPED
-        return True
-    if params.stop_token_ids and last_token_id in params.stop_token_ids:
+    elif params.stop_token_ids and last_token_id in params.stop_token_ids:
         request.status = RequestStatus.FINISHED_STOPPED
         request.stop_reason = last_token_id
-        return True
-    if request.num_tokens >= max_model_len or request.num_output_tokens >= request.max_tokens:
+    elif request.num_tokens >= max_model_len or request.num_output_tokens >= request.max_tokens:
         request.status = RequestStatus.FINISHED_LENGTH_CAPPED
-        return True
-    return False

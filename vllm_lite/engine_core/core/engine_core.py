@@ -69,7 +69,6 @@ class EngineCore(CoreControl):
         self,
         vllm_config: VllmConfig,
         executor_class: type[Executor],
-        log_stats: bool = True,
         executor_fail_callback: FailureCallback | None = None,
     ) -> None:
         super().__init__()
@@ -89,7 +88,7 @@ class EngineCore(CoreControl):
             if executor_fail_callback is not None:
                 self.model_executor.register_failure_callback(executor_fail_callback)
             self.kv_cache_config = self._initialize_kv_caches()
-            self.scheduler = Scheduler(vllm_config, self.kv_cache_config, log_stats)
+            self.scheduler = Scheduler(vllm_config, self.kv_cache_config)
             self.worker_info = self.model_executor.worker_info()
         except BaseException:
             self.model_executor.shutdown()

@@ -76,7 +76,6 @@ class EngineCoreProc(EngineCore):
         self,
         vllm_config: VllmConfig,
         executor_class: type[Executor],
-        log_stats: bool = True,
         *,
         engine_index: int,
         ctx: zmq.Context[Any],
@@ -90,7 +89,7 @@ class EngineCoreProc(EngineCore):
         self._shutdown_requested = False
         self._t_shutdown = 0
         self._ctx = ctx
-        super().__init__(vllm_config, executor_class, log_stats, lambda: self._fail("the executor failed"))
+        super().__init__(vllm_config, executor_class, lambda: self._fail("the executor failed"))
         trace_dir = vllm_config.observability_config.trace_dir
         self._load_said: tuple[int, int] | None = None  # None: to nobody
         addresses = dict(enumerate(output_addresses))
