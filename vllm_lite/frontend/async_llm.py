@@ -11,9 +11,9 @@ import asyncio
 import copy
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import check_number, check_text, refuse
@@ -27,7 +27,7 @@ from vllm_lite.frontend.input_processor import InputProcessor, arguments_of
 from vllm_lite.frontend.output_handler import OutputHandler, send_abort
 from vllm_lite.frontend.parallel_sampling import children_of
 from vllm_lite.frontend.parts import EngineParts
-from vllm_lite.frontend.protocol import AnyPrompt
+from vllm_lite.frontend.protocol import AnyPrompt, CallOptions, RequestOptions
 from vllm_lite.frontend.renderer import Prompt
 from vllm_lite.frontend.stamps import unsampled_headers
 from vllm_lite.frontend.streaming_input import InputFeeder
@@ -72,20 +72,26 @@ class AsyncLLM(EngineControl):
     ) -> None:
         if mm_registry is not None:
             raise refuse("mm_registry", mm_registry, "None: multimodal prompts are not served")
-        self.vllm_config = copy.deepcopy(vllm_config)  # it is completed below, and the caller may build a second engine from it
-        note_place(self.vllm_config, executor_class, client_addresses, client_count, client_index)
-        self.model_config = self.vllm_config.model_config
-        self.observability_config = self.vllm_config.observability_config
+        self.vllm_config = config = copy.deepcopy(vllm_config)  # it is completed below, and may serve for a second engine
+        note_place(config, executor_class, client_addresses, client_count, client_index)
+        self.model_config = config.model_config
+        self.observability_config = config.observability_config
         self.log_requests = log_requests
         custom = [*(stat_loggers or ()), *load_stat_logger_plugin_factories()]
         self.log_stats = log_stats or bool(custom)
-        self._parts = EngineParts()
-        self._finalizer = weakref.finalize(self, EngineParts.close, self._parts)
         self._warned_of_headers = False
-        try:
-            self._build(client_addresses)
-            self._build_loggers(custom, default=log_stats, aggregate=aggregate_engine_logging)
-            self._parts.started()
+        self._parts = parts = EngineParts()
+        self._finalizer = weakref.finalize(self, EngineParts.close, parts)
+        try:  # what is cheap and may refuse the configuration comes before the processes
+            self.renderer, self.output_processor = parts.build_desk(config, log_stats=self.log_stats)
+            self.input_processor = InputProcessor(config, self.renderer)
+            self._admission = AdmissionControl(config.scheduler_config)
+            self._stamps = parts.build_stamps(config, joined=client_addresses is not None)
+            self.engine_core = parts.launch(lambda: make_async_mp_client(config, client_addresses))
+            take_ready(config, self.engine_core.ready)
+            self.logger_manager = self._make_loggers(custom, default=log_stats, aggregate=aggregate_engine_logging)
+            self._handler = OutputHandler(self.engine_core, self.output_processor, self._stamps, self.logger_manager)
+            parts.started()
         except BaseException:
             self.shutdown(timeout=0)
             raise
@@ -94,150 +100,47 @@ class AsyncLLM(EngineControl):
 
     @classmethod
     def from_vllm_config(
-        cls,
-        vllm_config: VllmConfig,
-        *,
-        start_engine_loop: bool = True,
-        usage_context: object | None = None,
-        stat_loggers: list[StatLoggerFactory] | None = None,
-        enable_log_requests: bool = False,
-        aggregate_engine_logging: bool = False,
-        disable_log_stats: bool = False,
-        client_addresses: dict[str, Any] | None = None,
-        client_count: int = 1,
-        client_index: int = 0,
+        cls, vllm_config: VllmConfig, *, enable_log_requests: bool = False, disable_log_stats: bool = False, **options: Any
     ) -> AsyncLLM:
-        """An engine of this configuration."""
-        return cls(
-            vllm_config,
-            log_stats=not disable_log_stats,
-            usage_context=usage_context,
-            log_requests=enable_log_requests,
-            start_engine_loop=start_engine_loop,
-            stat_loggers=stat_loggers,
-            aggregate_engine_logging=aggregate_engine_logging,
-            client_addresses=client_addresses,
-            client_count=client_count,
-            client_index=client_index,
-        )
+        """An engine of this configuration. The other options are the constructor's."""
+        return cls(vllm_config, log_stats=not disable_log_stats, log_requests=enable_log_requests, **options)
 
     @classmethod
-    def from_engine_args(
-        cls,
-        engine_args: AsyncEngineArgs,
-        *,
-        start_engine_loop: bool = True,
-        usage_context: object | None = None,
-        stat_loggers: list[StatLoggerFactory] | None = None,
-    ) -> AsyncLLM:
-        """An engine of these options."""
+    def from_engine_args(cls, engine_args: AsyncEngineArgs, **options: Any) -> AsyncLLM:
+        """An engine of these arguments. The other options are the constructor's."""
         return cls(
             engine_args.create_engine_config(),
             log_stats=not engine_args.disable_log_stats,
             log_requests=engine_args.enable_log_requests,
-            start_engine_loop=start_engine_loop,
-            usage_context=usage_context,
-            stat_loggers=stat_loggers,
             aggregate_engine_logging=engine_args.aggregate_engine_logging,
+            **options,
         )
 
-    def _build(self, client_addresses: dict[str, Any] | None) -> None:
-        """In this order: what is cheap and may refuse the configuration comes before the processes."""
-        parts, config = self._parts, self.vllm_config
-        self.renderer, self.output_processor = parts.build_desk(config, log_stats=self.log_stats)
-        self.input_processor = InputProcessor(config, self.renderer)
-        self._admission = AdmissionControl(config.scheduler_config)
-        self._stamps = parts.build_stamps(config, joined=client_addresses is not None)
-        self.engine_core = parts.launch(lambda: make_async_mp_client(config, client_addresses))
-        take_ready(config, self.engine_core.ready)
-
-    def _build_loggers(self, custom: list[StatLoggerFactory], *, default: bool, aggregate: bool) -> None:
+    def _make_loggers(self, custom: list[StatLoggerFactory], *, default: bool, aggregate: bool) -> StatLoggerManager | None:
         """Once the engine is ready: a logger may want to know how large its KV cache is."""
-        self.logger_manager: StatLoggerManager | None = None
-        if self.log_stats:
-            indexes = range(len(self.engine_core.ready))
-            self.logger_manager = StatLoggerManager(
-                self.vllm_config, indexes, custom, enable_default_loggers=default, aggregate_engine_logging=aggregate
-            )
-            self.logger_manager.log_engine_initialized()
-        self._handler = OutputHandler(self.engine_core, self.output_processor, self._stamps, self.logger_manager)
+        if not self.log_stats:
+            return None
+        indexes = range(len(self.engine_core.ready))
+        manager = StatLoggerManager(
+            self.vllm_config, indexes, custom, enable_default_loggers=default, aggregate_engine_logging=aggregate
+        )
+        manager.log_engine_initialized()
+        return manager
 
     # ---- requests ----------------------------------------------------------------------------------------------------------
 
     def generate(
-        self,
-        prompt: AnyPrompt,
-        sampling_params: SamplingParams,
-        request_id: str,
-        *,
-        prompt_text: str | None = None,
-        lora_request: object | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-        priority: int = 0,
-        data_parallel_rank: int | None = None,
-        session_id: str | None = None,
-        kv_hints: dict[str, Any] | None = None,
-        reasoning_ended: bool | None = None,
-        reasoning_parser_kwargs: dict[str, Any] | None = None,
+        self, prompt: AnyPrompt, sampling_params: SamplingParams, request_id: str, **options: Unpack[CallOptions]
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The request's outputs, as `sampling_params.output_kind` wants them. Leaving early gives the request up.
-
-        The last output has `finished` set and a `finish_reason` in each answer; after an `abort()` from elsewhere that is
-        "abort". Raises VLLMValidationError or QueueOverflowError where the request is refused, EngineDeadError where the engine
-        died, EngineGenerateError where anything else went wrong with this request.
-
-        An async generator of `StreamingInput` is a prompt in parts, each answered when it comes. Outputs go on over all answers
-        until the generator has ended; what it raises is raised here. An EngineCoreRequest counts as it is, and the other
-        arguments do not.
-        """
-        return self._outputs(
-            request_id,
-            prompt,
-            sampling_params,
-            SamplingParams,
-            prompt_text=prompt_text,
-            lora_request=lora_request,
-            tokenization_kwargs=tokenization_kwargs,
-            trace_headers=trace_headers,
-            priority=priority,
-            data_parallel_rank=data_parallel_rank,
-            session_id=session_id,
-            kv_hints=kv_hints,
-            reasoning_ended=reasoning_ended,
-            reasoning_parser_kwargs=reasoning_parser_kwargs,
-        )
+        return self._outputs(request_id, prompt, sampling_params, SamplingParams, options)
 
     def encode(
-        self,
-        prompt: Prompt,
-        pooling_params: PoolingParams,
-        request_id: str,
-        *,
-        lora_request: object | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-        priority: int = 0,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        reasoning_ended: bool | None = None,
+        self, prompt: Prompt, pooling_params: PoolingParams, request_id: str, **options: Unpack[CallOptions]
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """The request's one vector: `outputs.data`, float32 [hidden_size]. After an `abort()` from elsewhere it is empty.
-
-        Raises what `generate()` raises; EngineGenerateError also where the engine could not make the vector.
-        """
-        return self._outputs(
-            request_id,
-            prompt,
-            pooling_params,
-            PoolingParams,
-            lora_request=lora_request,
-            trace_headers=trace_headers,
-            priority=priority,
-            tokenization_kwargs=tokenization_kwargs,
-            reasoning_ended=reasoning_ended,
-        )
+        return self._outputs(request_id, prompt, pooling_params, PoolingParams, options)
 
     async def _outputs(
-        self, request_id: str, prompt: AnyPrompt, params: Any, kind: type[SamplingParams | PoolingParams], **options: Any
+        self, request_id: str, prompt: AnyPrompt, params: Any, kind: type[SamplingParams | PoolingParams], options: CallOptions
     ) -> AsyncGenerator[Any, None]:
         """What a request's collector gets, until the last. Nothing happens before the first is asked for."""
         collector: RequestOutputCollector | None = None
@@ -249,7 +152,8 @@ class AsyncLLM(EngineControl):
             collector = await self.add_request(request_id, prompt, params, **options)
             finished = False
             while not finished:
-                output = collector.get_nowait() or await collector.get()  # no task switch where something lies there already
+                # no task switch where something lies there already
+                output = await collector.get() if collector.output is None else collector.get_nowait()
                 finished = output.finished
                 if output is not STREAM_FINISHED:
                     yield output
@@ -286,16 +190,10 @@ class AsyncLLM(EngineControl):
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         *,
-        lora_request: object | None = None,
+        prompt_text: str | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
-        priority: int = 0,
-        data_parallel_rank: int | None = None,
-        session_id: str | None = None,
-        kv_hints: dict[str, Any] | None = None,
-        prompt_text: str | None = None,
-        reasoning_ended: bool | None = None,
-        reasoning_parser_kwargs: dict[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> RequestOutputCollector:
         """Check, register and send a request; its outputs come to the collector. On any failure, cancellation too, nothing of
         the request is left anywhere."""
@@ -311,51 +209,44 @@ class AsyncLLM(EngineControl):
             self._run_output_handler()
             if prompt_text is not None:
                 check_text("prompt_text", prompt_text)
-            process = partial(
-                self.input_processor.process_inputs,
-                request_id,
-                supported_tasks=await self.get_supported_tasks(),
-                arrival_time=arrival_time,
-                lora_request=lora_request,
-                trace_headers=trace_headers if trace is not None else unsampled_headers(trace_headers),
-                priority=priority,
-                data_parallel_rank=data_parallel_rank,
-                session_id=session_id,
-                kv_hints=kv_hints,
-                reasoning_ended=reasoning_ended,
-                reasoning_parser_kwargs=reasoning_parser_kwargs,
-            )
-            make = partial(self._make_request, process, tokenization_kwargs, trace)
-            if isinstance(prompt, AsyncGenerator):
-                if prompt_text is not None:
-                    raise refuse("prompt_text", prompt_text, "None where the prompt comes in parts")
-                feeder = InputFeeder(request_id, params, self.input_processor, self.output_processor, self.engine_core)
-                self._admit(1, feeder.request_id)
-                self._log_request(feeder.request_id, "opened")
-                return feeder.start(prompt, make, partial(self._post, sample=0, trace=trace), trace, self._stamps)
-            request, text = await make(prompt, params)
-            return await self._enter(request, prompt_text or text, trace)
+            tasks = await self.get_supported_tasks()
+            headers = trace_headers if trace is not None else unsampled_headers(trace_headers)
 
-    async def _make_request(
-        self,
-        process: Callable[..., EngineCoreRequest],
-        tokenization_kwargs: Mapping[str, Any] | None,
-        trace: RequestTrace | None,
-        prompt: Prompt,
-        params: SamplingParams | PoolingParams,
-        **options: Any,
-    ) -> tuple[EngineCoreRequest, str | None]:
-        """Render and check; the request, and the text of its prompt where there is one."""
-        t0 = now_ns()
-        rendered = await self.renderer.render_async(prompt, tokenization_kwargs)
-        request = process(rendered, params, **options)
-        if trace is not None:
-            self._stamps.tokenise(trace, t0, len(rendered["prompt_token_ids"]))
-        return request, rendered.get("prompt")
+            async def make(
+                prompt: Prompt, params: SamplingParams | PoolingParams, session_tokens: int | None = None
+            ) -> tuple[EngineCoreRequest, str | None]:
+                """Render and check; the request, and the text of its prompt where there is one. Part of a session: which has
+                `session_tokens` already."""
+                t0 = now_ns()
+                rendered = await self.renderer.render_async(prompt, tokenization_kwargs)
+                request = self.input_processor.process_inputs(
+                    request_id,
+                    rendered,
+                    params,
+                    supported_tasks=tasks,
+                    arrival_time=None if session_tokens else arrival_time,
+                    trace_headers=headers,
+                    resumable=session_tokens is not None,
+                    num_tokens_before=session_tokens or 0,
+                    **options,
+                )
+                if trace is not None:
+                    self._stamps.tokenise(trace, t0, len(rendered["prompt_token_ids"]))
+                return request, rendered.get("prompt")
 
-    def _admit(self, n: int, request_id: str) -> None:
+            if not isinstance(prompt, AsyncGenerator):
+                request, text = await make(prompt, params)
+                return await self._enter(request, prompt_text or text, trace)
+            if prompt_text is not None:
+                raise refuse("prompt_text", prompt_text, "None where the prompt comes in parts")
+            feeder = InputFeeder(request_id, params, self.input_processor, self.output_processor, self.engine_core)
+            self._admit(1)
+            self._log_request(feeder.request_id, "opened")
+            return feeder.start(prompt, make, partial(self._post, sample=0, trace=trace), trace, self._stamps)
+
+    def _admit(self, n: int) -> None:
         try:
-            self.check_admission(n, request_id)
+            self.check_admission(n)
         except QueueOverflowError as error:
             if self.logger_manager is not None:
                 kind = "max_num_queued_tokens" if isinstance(error, MaxQueuedTokensError) else "max_num_queued_reqs"
@@ -369,7 +260,7 @@ class AsyncLLM(EngineControl):
         self.input_processor.assign_request_id(request)
         collector = RequestOutputCollector(request.params.output_kind, request.request_id, trace, self._stamps)
         children, parent = children_of(request)
-        self._admit(len(children), request.request_id)
+        self._admit(len(children))
         registered: list[str] = []
         try:
             for index, child in enumerate(children):
@@ -394,8 +285,7 @@ class AsyncLLM(EngineControl):
         self._stamps.post(trace, request.request_id, t0=t0, span_id=span_id, sample=sample, posted=posted)
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
-        """Give up every request in flight under these ids, the caller's own or (`internal`) the engine's. Their `generate()`
-        ends with reason "abort"."""
+        """The same for the engine's own ids, where they are `internal`."""
         single = isinstance(request_id, str) or not isinstance(request_id, Iterable)
         request_ids: Iterable[object] = (request_id,) if single else request_id
         checked = [check_text("request_id", one, "a string, or several") for one in request_ids]
@@ -407,7 +297,6 @@ class AsyncLLM(EngineControl):
         await send_abort(self.engine_core, internal_ids, reason, self._stamps)
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
-        """Raise QueueOverflowError where `n` more requests would be too many now."""
         processor = self.output_processor
         self._admission.check(n, processor.get_num_unfinished_requests(), processor.get_num_queued_tokens())
 
@@ -435,11 +324,6 @@ class AsyncLLM(EngineControl):
             logger.info("request %s %s", request_id, what)
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the engine's processes, in order for `timeout` seconds (5 where None), then by force. Blocks until they are gone.
-
-        From another thread than the loop's, and without `timeout`, requests in flight first get --shutdown-timeout to end.
-        Whoever still waits then gets EngineDeadError. May be called more than once, from any thread.
-        """
         if timeout is not None:
             check_number("timeout", timeout, 0)
         if self._finalizer.detach():

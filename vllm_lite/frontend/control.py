@@ -1,7 +1,7 @@
 """All that a server asks of an engine besides generating: health, figures, pauses, memory, caches, workers.
 
 Process: front end. Knows: which method of the engine cores answers a call. Does not know: requests.
-What is not served raises NotImplementedError with a sentence; nothing pretends.
+What each call means is said once, in EngineClient. What is not served raises NotImplementedError with a sentence.
 Mirrors: vllm/v1/engine/async_llm.py (its control methods)
 """
 
@@ -22,6 +22,7 @@ from vllm_lite.frontend.tokenizer import Tokenizer
 from vllm_lite.metrics.loggers import StatLoggerManager
 
 HEALTH_SECONDS = 5.0
+NO_LORA = "LoRA adapters are not served"
 
 
 class EngineControl(EngineClient):
@@ -37,23 +38,19 @@ class EngineControl(EngineClient):
 
     @property
     def is_running(self) -> bool:
-        """False once the task that sorts outputs has ended."""
         task = self._parts.handler_task
         return task is None or not task.done()
 
     @property
     def is_stopped(self) -> bool:
-        """True where nothing can be served any more."""
         return self.errored
 
     @property
     def errored(self) -> bool:
-        """True once the engine is dead or was shut down."""
         return self.engine_core.dead_error is not None or not self.is_running
 
     @property
     def dead_error(self) -> BaseException:
-        """What calls to a dead engine raise; a new one each time, since each raising adds to an error's traceback."""
         known = self.engine_core.dead_error
         if known is None and not self.is_running:
             return EngineDeadError("the task that sorts the engine's outputs has ended: it failed, or its event loop is closed")
@@ -71,21 +68,15 @@ class EngineControl(EngineClient):
     # ---- health and figures ------------------------------------------------------------------------------------------------
 
     async def check_health(self, seconds: float = HEALTH_SECONDS) -> None:
-        """Raise EngineDeadError where the engine core is dead, or does not answer a ping within `seconds` (it may be stopped).
-
-        A core that is busy with a long step answers: its input thread does.
-        """
         check_number("seconds", seconds, 0)
         if self.errored:
             raise self.dead_error
         await self.engine_core.ping_async(seconds)
 
     async def is_tracing_enabled(self) -> bool:
-        """Whether trace headers are of use now."""
         return self._stamps.level > 0
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        """What the model can be asked for: "generate", "embed"."""
         return tuple(self.engine_core.ready[0].supported_tasks)
 
     def get_num_unfinished_requests(self) -> int:
@@ -97,15 +88,12 @@ class EngineControl(EngineClient):
         return self.output_processor.get_num_queued_tokens()
 
     async def do_log_stats(self) -> None:
-        """Let every stat logger report what came since the last call."""
         if self.logger_manager is not None:
             self.logger_manager.log()
 
     async def start_profile(
         self, profile_prefix: str | None = None, *, delay_iterations: int | None = None, max_iterations: int | None = None
     ) -> None:
-        """Let every worker write down what it does, after `delay_iterations` steps, until `stop_profile` or for so many steps.
-        RuntimeError where a worker cannot."""
         if profile_prefix is not None:
             check_text("profile_prefix", profile_prefix)
         delay, most = delay_iterations or 0, max_iterations or 0
@@ -114,13 +102,18 @@ class EngineControl(EngineClient):
         await self.engine_core.call_utility_all_async("profile", True, profile_prefix, delay, most)
 
     async def stop_profile(self) -> None:
-        """End the profiles; the workers' log says which files hold them."""
         await self.engine_core.call_utility_all_async("profile", False)
 
-    # ---- caches and workers ------------------------------------------------------------------------------------------------
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Come back when no request is in flight; TimeoutError after `drain_timeout` seconds. New ones are still taken in."""
+        check_number("drain_timeout", drain_timeout, 0)
+        async with asyncio.timeout(drain_timeout):
+            while self.output_processor.has_unfinished_requests():  # noqa: ASYNC110  (asked once, at the end)
+                await asyncio.sleep(0.01)
+
+    # ---- caches, workers, weights ------------------------------------------------------------------------------------------
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached prefixes; False where requests still hold blocks and may not be computed again."""
         if reset_connector:
             raise NotImplementedError("there is no KV connector whose cache could be reset")
         check_bool("reset_running_requests", reset_running_requests)
@@ -139,48 +132,30 @@ class EngineControl(EngineClient):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call `method` of every worker; their results in rank order. RuntimeError with the core's words where it failed."""
         call = rpc_arguments(method, timeout, args, kwargs)
         answers = await self.engine_core.call_utility_all_async("collective_rpc", *call)
         return [result for answer in answers for result in answer]
 
-    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
-        """Come back when no request is in flight; TimeoutError after `drain_timeout` seconds. New ones are still taken in."""
-        check_number("drain_timeout", drain_timeout, 0)
-        async with asyncio.timeout(drain_timeout):
-            while self.output_processor.has_unfinished_requests():  # noqa: ASYNC110  (asked once, at the end)
-                await asyncio.sleep(0.01)
-
     async def update_weight_version(self, new_version: str) -> None:
-        """Name the weights in use from now on: outputs then say which tokens were made with which."""
         await self.engine_core.call_utility_all_async("set_weight_version", check_text("new_version", new_version))
 
     async def get_weight_version(self) -> str:
-        """The name of the weights in use, "default" at first. RuntimeError where engine cores disagree."""
         return str(await self.engine_core.call_utility_consensus_async("get_weight_version"))
 
     # ---- pauses and memory -------------------------------------------------------------------------------------------------
 
     async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
-        """Let no new request start; comes back when no step runs any more. New requests are taken in and wait.
-
-        Those in flight: "abort" gives them up, "wait" lets those that have begun end first, "keep" freezes them until
-        `resume_generation`. `clear_cache` forgets cached prefixes, so that frozen requests are computed again.
-        """
         check_choice("mode", mode, get_args(PauseMode))
         check_bool("clear_cache", clear_cache)
         await self.engine_core.call_utility_all_async("pause_scheduler", mode, clear_cache)
 
     async def resume_generation(self) -> None:
-        """End a pause; what waits goes on. RuntimeError while the engine sleeps."""
         await self.engine_core.call_utility_all_async("resume_scheduler")
 
     async def is_paused(self) -> bool:
-        """Whether a pause is on. RuntimeError where engine cores disagree."""
         return bool(await self.engine_core.call_utility_consensus_async("is_scheduler_paused"))
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Pause, and free memory: 1 keeps the weights in host memory, 2 drops them, both free the KV cache; 0 only pauses."""
         check_int("level", level, 0, 2)
         check_choice("mode", mode, get_args(PauseMode))
         await self.engine_core.call_utility_all_async("sleep", level, mode)
@@ -188,7 +163,6 @@ class EngineControl(EngineClient):
             self.logger_manager.record_sleep_state(1, level)
 
     async def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Take memory back: "weights", "kv_cache", or both; True, and the engine goes on, where nothing sleeps any more."""
         if not isinstance(tags, list | tuple | None):
             raise refuse("tags", tags, "None or a list of tags")
         for tag in tags or ():
@@ -199,11 +173,9 @@ class EngineControl(EngineClient):
         return awake
 
     async def is_sleeping(self) -> bool:
-        """Whether the engine is paused or any part of it sleeps. RuntimeError where engine cores disagree."""
         return bool(await self.engine_core.call_utility_consensus_async("is_sleeping"))
 
     async def release_kv_cache_memory(self) -> None:
-        """Free the KV cache of a paused engine without requests, until `wake_up`. RuntimeError in any other state."""
         await self.engine_core.call_utility_all_async("release_kv_cache_memory")
 
     # ---- not served --------------------------------------------------------------------------------------------------------
@@ -211,24 +183,22 @@ class EngineControl(EngineClient):
     async def notify_kv_transfer_request_rejected(
         self, request_id: str, kv_transfer_params: dict[str, Any], *, data_parallel_rank: int | None = None
     ) -> None:
-        """Not served."""
         raise NotImplementedError("KV caches are not transferred between engines")
 
     async def add_lora(self, lora_request: object) -> bool:
-        """Not served."""
-        raise NotImplementedError("LoRA adapters are not served")
+        raise NotImplementedError(NO_LORA)
 
     async def remove_lora(self, lora_id: int) -> bool:
         """Not served."""
-        raise NotImplementedError("LoRA adapters are not served")
+        raise NotImplementedError(NO_LORA)
 
     async def list_loras(self) -> set[int]:
         """Not served."""
-        raise NotImplementedError("LoRA adapters are not served")
+        raise NotImplementedError(NO_LORA)
 
     async def pin_lora(self, lora_id: int) -> bool:
         """Not served."""
-        raise NotImplementedError("LoRA adapters are not served")
+        raise NotImplementedError(NO_LORA)
 
 
 def rpc_arguments(method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> tuple[Any, ...]:

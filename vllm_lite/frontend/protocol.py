@@ -1,6 +1,6 @@
 """What a server may ask of an engine, whichever class stands behind it.
 
-Process: front end. Knows: names and types. Does not know: AsyncLLM.
+Process: front end. Knows: names and types. Does not know: AsyncLLM, whose methods mean what is said of them here.
 Mirrors: vllm/engine/protocol.py
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from vllm_lite.config import ModelConfig, VllmConfig
 from vllm_lite.frontend.input_processor import InputProcessor
@@ -36,8 +36,31 @@ PauseMode = Literal["abort", "wait", "keep"]
 WakeUpTag = Literal["weights", "kv_cache", "scheduling"]
 
 
+class RequestOptions(TypedDict, total=False):
+    """What may be said of a request beside its prompt and parameters, and travels with it."""
+
+    lora_request: object | None  # refused: LoRA adapters are not served
+    priority: int  # the lower, the sooner; with --scheduling-policy priority
+    data_parallel_rank: int | None  # which engine core; None: the one with the least to do
+    session_id: str | None
+    kv_hints: dict[str, Any] | None
+    reasoning_ended: bool | None
+    reasoning_parser_kwargs: dict[str, Any] | None
+
+
+class CallOptions(RequestOptions, total=False):
+    """The same, and what concerns the front end alone."""
+
+    prompt_text: str | None  # what outputs show as the prompt
+    tokenization_kwargs: Mapping[str, Any] | None  # add_special_tokens, truncate_prompt_tokens
+    trace_headers: Mapping[str, str] | None  # traceparent and its like, as they came over HTTP
+
+
 class EngineClient(ABC):
-    """The engine as a server sees it. Ids in this interface are the caller's own."""
+    """The engine as a server sees it. Ids in this interface are the caller's own.
+
+    A dead engine raises EngineDeadError, an engine core that could not do what a call asked RuntimeError in its words.
+    """
 
     vllm_config: VllmConfig
     model_config: ModelConfig
@@ -69,44 +92,34 @@ class EngineClient(ABC):
     @property
     @abstractmethod
     def dead_error(self) -> BaseException:
-        """What calls to a dead engine raise."""
+        """What calls to a dead engine raise; a new one each time, since each raising adds to an error's traceback."""
 
     # ---- requests ----------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def generate(
-        self,
-        prompt: AnyPrompt,
-        sampling_params: SamplingParams,
-        request_id: str,
-        *,
-        prompt_text: str | None = None,
-        lora_request: object | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-        priority: int = 0,
-        data_parallel_rank: int | None = None,
-        session_id: str | None = None,
-        kv_hints: dict[str, Any] | None = None,
-        reasoning_ended: bool | None = None,
-        reasoning_parser_kwargs: dict[str, Any] | None = None,
+        self, prompt: AnyPrompt, sampling_params: SamplingParams, request_id: str, **options: Unpack[CallOptions]
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The request's outputs, as they come. Nothing is sent before the first one is asked for."""
+        """The request's outputs, as `sampling_params.output_kind` wants them. Nothing is sent before the first one is asked
+        for. Leaving early gives the request up.
+
+        The last output has `finished` set and a `finish_reason` in each answer; after an `abort()` from elsewhere that is
+        "abort". Raises VLLMValidationError or QueueOverflowError where the request is refused, EngineDeadError where the engine
+        died, EngineGenerateError where anything else went wrong with this request.
+
+        An async generator of `StreamingInput` is a prompt in parts, each answered when it comes. Outputs go on over all answers
+        until the generator has ended; what it raises is raised here. An EngineCoreRequest counts as it is, and the other
+        arguments do not.
+        """
 
     @abstractmethod
     def encode(
-        self,
-        prompt: Prompt,
-        pooling_params: PoolingParams,
-        request_id: str,
-        *,
-        lora_request: object | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-        priority: int = 0,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        reasoning_ended: bool | None = None,
+        self, prompt: Prompt, pooling_params: PoolingParams, request_id: str, **options: Unpack[CallOptions]
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """The request's one vector."""
+        """The request's one vector: `outputs.data`, float32 [hidden_size]. After an `abort()` from elsewhere it is empty.
+
+        Raises what `generate()` raises; EngineGenerateError also where the engine could not make the vector.
+        """
 
     @abstractmethod
     async def abort(self, request_id: str | Iterable[str]) -> None:
@@ -129,21 +142,24 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def do_log_stats(self) -> None:
-        """Log the figures of the last interval."""
+        """Let every stat logger report what came since the last call."""
 
     @abstractmethod
     async def check_health(self) -> None:
-        """Raise EngineDeadError where the engine makes no progress."""
+        """Raise EngineDeadError where the engine core is dead, or does not answer a ping in time (it may be stopped).
+
+        A core that is busy with a long step answers: its input thread does.
+        """
 
     @abstractmethod
     async def start_profile(
         self, profile_prefix: str | None = None, *, delay_iterations: int | None = None, max_iterations: int | None = None
     ) -> None:
-        """Start the workers' profilers."""
+        """Let every worker write down what it does, after `delay_iterations` steps and for `max_iterations`."""
 
     @abstractmethod
     async def stop_profile(self) -> None:
-        """Stop them and write what they saw."""
+        """End the profiles; the workers' log says which files hold them."""
 
     def get_kv_event_sources(self) -> dict[str, Any]:
         """Where events of the KV cache are published; nowhere."""
@@ -161,7 +177,7 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached prefixes; False where requests still hold blocks."""
+        """Forget all cached prefixes; False where requests still hold blocks and may not be computed again."""
 
     @abstractmethod
     async def reset_mm_cache(self) -> None:
@@ -173,31 +189,35 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Free memory: level 1 keeps the weights in host memory, level 2 drops them."""
+        """Pause, and free memory: 1 keeps the weights in host memory, 2 drops them, both free the KV cache; 0 only pauses."""
 
     @abstractmethod
     async def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Take memory back; True where nothing sleeps any more."""
+        """Take memory back: "weights", "kv_cache", or both; True, and the engine goes on, where nothing sleeps any more."""
 
     @abstractmethod
     async def is_sleeping(self) -> bool:
-        """Whether any part sleeps."""
+        """Whether the engine is paused or any part of it sleeps. RuntimeError where engine cores disagree."""
 
     @abstractmethod
     async def release_kv_cache_memory(self) -> None:
-        """Free the KV cache of a paused engine."""
+        """Free the KV cache of a paused engine without requests, until `wake_up`. RuntimeError in any other state."""
 
     @abstractmethod
     async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
-        """Let no new request start."""
+        """Let no new request start; comes back when no step runs any more. New requests are taken in and wait.
+
+        Those in flight: "abort" gives them up, "wait" lets those that have begun end first, "keep" freezes them until
+        `resume_generation`. `clear_cache` forgets cached prefixes, so that frozen requests are computed again.
+        """
 
     @abstractmethod
     async def resume_generation(self) -> None:
-        """End a pause."""
+        """End a pause; what waits goes on. RuntimeError while the engine sleeps."""
 
     @abstractmethod
     async def is_paused(self) -> bool:
-        """Whether a pause is on."""
+        """Whether a pause is on. RuntimeError where engine cores disagree."""
 
     # ---- workers, adapters, weights, size ----------------------------------------------------------------------------------
 
@@ -208,7 +228,7 @@ class EngineClient(ABC):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of every worker; their results in rank order."""
+        """Call `method` of every worker; their results in rank order."""
         raise NotImplementedError("this client reaches no workers")
 
     @abstractmethod
@@ -244,11 +264,11 @@ class EngineClient(ABC):
         raise NotImplementedError("weights cannot be sent to a running engine; update_weight_version() names those in use")
 
     async def update_weight_version(self, new_version: str) -> None:
-        """Name the weights now in use."""
+        """Name the weights in use from now on: outputs then say which tokens were made with which."""
         raise NotImplementedError("this client's weights have no version")
 
     async def get_weight_version(self) -> str:
-        """The name of the weights in use."""
+        """The name of the weights in use, "default" at first. RuntimeError where engine cores disagree."""
         raise NotImplementedError("this client's weights have no version")
 
     async def scale_elastic_ep(self, new_data_parallel_size: int, drain_timeout: int = 300) -> None:
@@ -261,4 +281,8 @@ class EngineClient(ABC):
 
     @abstractmethod
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the engine's processes, in order for `timeout` seconds, then by force."""
+        """End the engine's processes, in order for `timeout` seconds (5 where None), then by force. Blocks until they are gone.
+
+        From another thread than the loop's, and without `timeout`, requests in flight first get --shutdown-timeout to end.
+        Whoever still waits then gets EngineDeadError. May be called more than once, from any thread.
+        """

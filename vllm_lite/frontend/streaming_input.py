@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any
 
 from vllm_lite.config.checks import refuse
 from vllm_lite.exceptions import EngineGenerateError
@@ -22,6 +21,7 @@ from vllm_lite.frontend.input_processor import InputProcessor
 from vllm_lite.frontend.output_handler import send_abort
 from vllm_lite.frontend.output_processor import OutputProcessor
 from vllm_lite.frontend.protocol import StreamingInput
+from vllm_lite.frontend.renderer import Prompt
 from vllm_lite.frontend.stamps import Stamps
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tracing.request_trace import RequestTrace
@@ -30,7 +30,8 @@ from vllm_lite.wire.messages import EngineCoreRequest
 # What the front end has set up for the whole session by the time its first part comes.
 FIXED = ("output_kind", "detokenize", "skip_special_tokens", "include_stop_str_in_output", "logprobs", "stream_interval")
 
-MakeRequest = Callable[..., Awaitable[tuple[EngineCoreRequest, str | None]]]  # prompt, params, options: and the prompt's text
+# Prompt, params and how many tokens the session has; also gives the text of the prompt.
+MakeRequest = Callable[[Prompt, SamplingParams, int], Awaitable[tuple[EngineCoreRequest, str | None]]]
 
 
 def check_streamable(params: object, field: str = "params") -> SamplingParams:
@@ -119,10 +120,7 @@ class InputFeeder:
                 if getattr(params, name) != getattr(self._params, name):
                     raise refuse(name, getattr(params, name), f"{getattr(self._params, name)!r} in every part, as in the first")
         num_tokens = self._session.num_tokens
-        options: dict[str, Any] = {"resumable": True, "num_tokens_before": num_tokens}
-        if num_tokens:
-            options["arrival_time"] = None  # now
-        request, text = await self._make(part.prompt, params, **options)
+        request, text = await self._make(part.prompt, params, num_tokens)
         opening = self._opening
         request.request_id, request.external_req_id = opening.request_id, opening.external_req_id
         request.continues = num_tokens > 0
