@@ -92,7 +92,7 @@ class Tail:
             self._assembler.feed(process, record)
         self._reader.look_alive()
         self._forget()
-        return assembled(self._reader.run_dir, self._reader, self._assembler)
+        return assembled(self._reader.run_dir, [self._reader], self._assembler)
 
     def _forget(self) -> None:
         assembler = self._assembler

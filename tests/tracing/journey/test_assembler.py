@@ -46,7 +46,7 @@ def spans_in_any_order(run_dir: Path, shuffle: random.Random) -> list[Any]:
         waiting = [pairs for pairs in waiting if pairs]
     assembler.finish()
     assert assembler.unclaimed == 0
-    return sorted(map(facts, run_spans(assembled(run_dir, reader, assembler))))
+    return sorted(map(facts, run_spans(assembled(run_dir, [reader], assembler))))
 
 
 @pytest.mark.parametrize("name", ["canned_dir", "dead_dir"])
