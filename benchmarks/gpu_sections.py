@@ -307,7 +307,7 @@ def engine_answers(folder: Path, prompts: list[list[int]], scale: Scale, **optio
             core.add_request(core.preprocess_add_request(EngineCoreRequest(str(number), prompt, None, params, None, 0.0)))
         answers: list[list[int]] = [[] for _ in prompts]
         while core.scheduler.has_requests():
-            for bag in core.step()[0].values():
+            for bag in core.step().values():
                 for row in bag.outputs:
                     answers[int(row.request_id)] += row.new_token_ids
     finally:

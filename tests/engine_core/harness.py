@@ -85,10 +85,7 @@ class Bench:
         return request
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        output = self.toy.execute_model(plan)
-        output = self.toy.sample_tokens() if output is None else output
-        assert isinstance(output, ModelRunnerOutput)
-        return output
+        return self.toy.execute_model(plan).result() or self.toy.sample_tokens().result()
 
     def update(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
         for bag in self.scheduler.update_from_output(plan, result).values():

@@ -185,7 +185,7 @@ def serve(core: EngineCore, wanted: dict[str, tuple[list[int], SamplingParams]])
     tokens: dict[str, list[int]] = {request_id: [] for request_id in wanted}
     answers = {}
     while core.has_work():
-        for bag in core.step_fn()[0].values():
+        for bag in core.step().values():
             for row in bag.outputs:
                 assert row.request_id not in answers
                 tokens[row.request_id] += row.new_token_ids
@@ -224,16 +224,15 @@ def make_core(**additional: Any) -> EngineCore:
 def test_the_first_step_is_not_waited_for_and_aborts_reach_what_is_in_flight() -> None:
     core = make_core()
     core.add_request(core.preprocess_add_request(add_letter("a", PROMPT, SamplingParams(max_tokens=5))))
-    assert core.step_fn() == ({}, True)
+    assert core.step() == {}
     assert len(core.batch_queue) == 1
-    bags, ran = core.step_fn()
-    assert ran
+    bags = core.step()
     assert [row.new_token_ids for row in bags[0].outputs] == [expected_tokens(PROMPT, 1)]
     core.aborts_queue.put(EngineCoreAbort(["a"]))
-    bags, _ = core.step_fn()
+    bags = core.step()
     assert bags[0].outputs == []
     while core.has_work():
-        assert all(not bag.outputs for bag in core.step_fn()[0].values())
+        assert all(not bag.outputs for bag in core.step().values())
     assert core.model_executor.worker._requests == {}  # type: ignore[attr-defined]
     core.shutdown()
 
@@ -241,13 +240,13 @@ def test_the_first_step_is_not_waited_for_and_aborts_reach_what_is_in_flight() -
 def test_a_full_pause_still_empties_the_queue() -> None:
     core = make_core()
     core.add_request(core.preprocess_add_request(add_letter("a", PROMPT, SamplingParams(max_tokens=5))))
-    core.step_fn()
-    core.step_fn()
+    core.step()
+    core.step()
     paused = core.pause_scheduler("keep")
     assert paused is not None
     tokens = []
     while core.has_work():
-        tokens += [token for bag in core.step_fn()[0].values() for row in bag.outputs for token in row.new_token_ids]
+        tokens += [token for bag in core.step().values() for row in bag.outputs for token in row.new_token_ids]
         core.run_idle_actions()
     assert tokens == expected_tokens(PROMPT, 2)[1:]
     assert paused.done()
@@ -259,15 +258,15 @@ def test_a_full_pause_still_empties_the_queue() -> None:
 def serve_rest(core: EngineCore) -> list[int]:
     tokens = []
     while core.has_work():
-        tokens += [token for bag in core.step_fn()[0].values() for row in bag.outputs for token in row.new_token_ids]
+        tokens += [token for bag in core.step().values() for row in bag.outputs for token in row.new_token_ids]
     return tokens
 
 
 def test_a_failing_step_raises_what_the_forward_pass_raised() -> None:
     core = make_core(toy_crash_at_step=1)
     core.add_request(core.preprocess_add_request(add_letter("a", PROMPT)))
-    core.step_fn()
-    core.step_fn()
+    core.step()
+    core.step()
     with pytest.raises(RuntimeError, match="told to crash at step 1"):
         serve_rest(core)
     core.shutdown()

@@ -67,7 +67,7 @@ def serve(core: EngineCore, wanted: Wanted, rng: random.Random) -> dict[str, lis
             core.add_request(core.preprocess_add_request(add_letter(request_id, *wanted[request_id])))
         if rng.random() < 0.02:
             core.reset_prefix_cache(reset_running_requests=True)
-        for bag in core.step_fn()[0].values():
+        for bag in core.step().values():
             for row in bag.outputs:
                 tokens[row.request_id] += row.new_token_ids
     return tokens

@@ -33,7 +33,7 @@ def run(core: EngineCore, steps: int = 1000) -> dict[str, list[int]]:
     """At most `steps` steps, fewer where there is no work left."""
     tokens: dict[str, list[int]] = {}
     while core.has_work() and steps:
-        bags, _ = core.step_fn()
+        bags = core.step()
         core.run_idle_actions()
         for bag in bags.values():
             for row in bag.outputs:
@@ -142,7 +142,7 @@ def test_after_the_last_answer_an_engine_in_process_sleeps_at_once(ahead: bool) 
     add(core, "a")
     tokens: list[int] = []
     while len(tokens) < 8:
-        tokens += [token for bag in core.step_fn()[0].values() for row in bag.outputs for token in row.new_token_ids]
+        tokens += [token for bag in core.step().values() for row in bag.outputs for token in row.new_token_ids]
     assert core.sleep(1) is None
     assert core.wake_up()
     core.shutdown()

@@ -26,8 +26,7 @@ def add(core: EngineCore, request_id: str, prompt: list[int], **params: Any) -> 
 def run(core: EngineCore) -> dict[str, list[int]]:
     tokens: dict[str, list[int]] = {}
     while core.scheduler.has_requests():
-        bags, _ = core.step()
-        for bag in bags.values():
+        for bag in core.step().values():
             for row in bag.outputs:
                 tokens.setdefault(row.request_id, []).extend(row.new_token_ids)
     return tokens
@@ -35,22 +34,21 @@ def run(core: EngineCore) -> dict[str, list[int]]:
 
 def test_steps_until_nothing_is_left() -> None:
     core = EngineCore(toy_config(), ToyExecutor)
-    assert core.step() == ({}, False)
+    assert core.step() == {}
     add(core, "a", PROMPT, max_tokens=5)
     add(core, "b", [1, 2], max_tokens=2)
-    bags, ran = core.step()
-    assert ran
+    bags = core.step()
     assert [row.request_id for row in bags[0].outputs] == ["a", "b"]
     assert run(core) == {"a": expected_tokens(PROMPT, 5)[1:], "b": expected_tokens([1, 2], 2)[1:]}
     core.shutdown()
     core.shutdown()
 
 
-def test_the_step_that_only_brings_news_to_the_worker_did_not_run_the_model() -> None:
+def test_a_step_that_only_brings_news_lets_the_worker_forget() -> None:
     core = EngineCore(toy_config(), ToyExecutor)
     add(core, "a", PROMPT, max_tokens=1)
-    assert core.step()[1]
-    assert not core.step()[1]
+    assert [row.finish_reason for row in core.step()[0].outputs] == [FinishReason.LENGTH]
+    assert core.step()[0].outputs == []
     assert core.model_executor.worker._requests == {}
 
 
@@ -73,12 +71,10 @@ class Watched(ToyExecutor):
     core: EngineCore | None = None
     during_step: Any = None
 
-    def execute_model(
-        self, scheduler_output: SchedulerOutput, non_block: bool = False
-    ) -> ModelRunnerOutput | Future[ModelRunnerOutput | None] | None:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput | None]:
         if self.during_step is not None:
             self.during_step()
-        return super().execute_model(scheduler_output, non_block)
+        return super().execute_model(scheduler_output)
 
     def shutdown(self) -> None:
         type(self).shutdowns += 1
@@ -101,7 +97,7 @@ def test_case_16_an_abort_that_arrives_while_the_model_runs_wins_over_the_last_t
     executor.during_step = lambda: core.aborts_queue.put(EngineCoreAbort(["a", "a", "unknown"]))
     add(core, "a", PROMPT, max_tokens=1)
     add(core, "b", PROMPT, max_tokens=1)
-    bags, _ = core.step()
+    bags = core.step()
     assert [(row.request_id, row.finish_reason) for row in bags[0].outputs] == [("b", FinishReason.LENGTH)]
     assert core.scheduler.get_num_unfinished_requests() == 0
 
@@ -227,6 +223,6 @@ def test_a_session_in_process() -> None:
 def test_bags_name_the_weights_once_somebody_has() -> None:
     core = EngineCore(toy_config(), ToyExecutor)
     add(core, "a", PROMPT, max_tokens=2)
-    assert (core.get_weight_version(), core.step()[0][0].weight_version) == ("default", None)
+    assert (core.get_weight_version(), core.step()[0].weight_version) == ("default", None)
     core.set_weight_version("v2")
-    assert (core.get_weight_version(), core.step()[0][0].weight_version) == ("v2", "v2")
+    assert (core.get_weight_version(), core.step()[0].weight_version) == ("v2", "v2")

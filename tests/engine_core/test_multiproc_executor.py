@@ -19,7 +19,7 @@ from vllm_lite.engine_core.executor.multiproc_executor import MultiprocExecutor
 from vllm_lite.engine_core.executor.toy import ToyWorker, expected_tokens
 from vllm_lite.exceptions import UnsupportedModelError
 from vllm_lite.sampling_params import SamplingParams
-from vllm_lite.wire.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from vllm_lite.wire.step import CachedRequestData, NewRequestData, SchedulerOutput
 
 PROMPT = [104, 101, 108, 108, 111, 33]
 TOY = "vllm_lite.engine_core.executor.toy.ToyWorker"
@@ -56,9 +56,8 @@ def test_a_step_and_calls_of_every_kind(executor: MultiprocExecutor) -> None:
     assert executor.get_kv_cache_specs() == ToyWorker(make_config()).get_kv_cache_specs()
     assert executor.determine_available_memory() == 8192 * 4 * 8
     assert executor.worker_info()["attention_backend"] == "toy"
-    assert executor.execute_model(first_step()) is None
-    output = executor.sample_tokens()
-    assert isinstance(output, ModelRunnerOutput)
+    assert executor.execute_model(first_step()).result() is None
+    output = executor.sample_tokens().result()
     assert output.sampled_token_ids == [expected_tokens(PROMPT, 1)]
     assert executor.collective_rpc("sleep_for", args=(0.0,)) == [0, 1]
     assert executor.collective_rpc("sleep_for", kwargs={"seconds": 0.0}) == [0, 1]
@@ -66,17 +65,16 @@ def test_a_step_and_calls_of_every_kind(executor: MultiprocExecutor) -> None:
 
 
 def test_futures_fetch_their_own_answers_in_any_order(executor: MultiprocExecutor) -> None:
-    first, second = executor.execute_model(first_step(), non_block=True), executor.sample_tokens(non_block=True)
+    first, second = executor.execute_model(first_step()), executor.sample_tokens()
     assert executor.collective_rpc("sleep_for", args=(0.0,)) == [0, 1]
-    assert not isinstance(second, ModelRunnerOutput)
     assert second.result().sampled_token_ids == [expected_tokens(PROMPT, 1)]
     assert first.result() is None
     assert executor._workers[0].pending == {}
 
 
 def test_every_worker_runs_every_step(executor: MultiprocExecutor) -> None:
-    executor.execute_model(first_step())
-    executor.sample_tokens()
+    executor.execute_model(first_step()).result()
+    executor.sample_tokens().result()
     infos = executor.collective_rpc("__repr__")
     assert len(infos) == 2
 
@@ -105,7 +103,7 @@ def test_a_failing_step_names_the_worker() -> None:
     with pytest.raises(
         RuntimeError, match="execute_model failed on worker 0: RuntimeError: the toy was told to crash at step 5"
     ):
-        executor.execute_model(first_step(5))
+        executor.execute_model(first_step(5)).result()
     executor.shutdown()
 
 
@@ -176,7 +174,6 @@ def test_the_real_worker_answers_from_a_process_of_its_own(tiny_model_path: Path
     kv_cache_config.kv_cache_groups[0].layer_names = list(specs)
     executor.initialize_from_config(kv_cache_config)
     executor.execute_model(first_step())
-    output = executor.sample_tokens()
-    assert isinstance(output, ModelRunnerOutput)
+    output = executor.sample_tokens().result()
     assert len(output.sampled_token_ids[0]) == 1
     executor.shutdown()

@@ -58,7 +58,7 @@ def test_a_step_is_one_frame_of_three_records_whose_ids_and_times_agree(run_dir:
     add(core, "a", 7)
     add(core, "b", None)
     before = time.monotonic_ns()
-    bags, _ = core.step()
+    bags = core.step()
     after = time.monotonic_ns()
     (schedule,), (execute,), (update,) = (read(run_dir, "main", kind) for kind in (Schedule, Execute, Update))
     assert (schedule.step, execute.step, update.step) == (0, 0, 0)
@@ -80,9 +80,7 @@ def test_the_worker_runs_under_the_execute_span(run_dir: Path) -> None:
     add(core, "a", 1)
     seen = []
     execute_model = core.model_executor.execute_model
-    core.model_executor.execute_model = lambda plan, non_block: (seen.append(plan.step_trace), execute_model(plan, non_block))[
-        1
-    ]  # type: ignore[method-assign, assignment]
+    core.model_executor.execute_model = lambda plan: (seen.append(plan.step_trace), execute_model(plan))[1]  # type: ignore[method-assign, assignment]
     core.step()
     (schedule,), (execute,) = read(run_dir, "main", Schedule), read(run_dir, "main", Execute)
     assert seen == [f"00-{schedule.trace_id}-{execute.span_id}-01"]
@@ -154,10 +152,10 @@ def test_gap_28_what_was_made_for_one_who_is_gone_is_counted(run_dir: Path) -> N
     core = EngineCore(config, ToyExecutor)
     for number, name in enumerate(("stays", "goes"), 1):
         add(core, name, number, max_tokens=4)
-    core.step_fn()  # planned, and not looked at yet
+    core.step()  # planned, and not looked at yet
     core.abort_requests(["goes"])
     while core.has_work():
-        core.step_fn()
+        core.step()
     assert [update.stale for update in read(run_dir, "main", Update)] == [[("goes", 1)], [], [], []]
     core.shutdown()
 
@@ -165,7 +163,7 @@ def test_gap_28_what_was_made_for_one_who_is_gone_is_counted(run_dir: Path) -> N
 def test_without_a_sampled_request_nothing_is_recorded(run_dir: Path) -> None:
     core = make_core(run_dir)
     add(core, "a", None)
-    bags, _ = core.step()
+    bags = core.step()
     assert bags[0].step_trace is None
     assert core.step_tracer.step_span_id is None
     assert list(run_dir.glob("*.vlt")) == []
@@ -196,7 +194,7 @@ def test_the_level_is_read_before_each_step(run_dir: Path) -> None:
     add(core, "a", 1, max_tokens=3)
     core.step()
     set_level(run_dir, 0)
-    assert core.step()[0][0].step_trace is None
+    assert core.step()[0].step_trace is None
     set_level(run_dir, 3)
     core.step()
     assert [schedule.step for schedule in read(run_dir, "main", Schedule)] == [0, 2]
@@ -384,7 +382,7 @@ def test_steps_planned_ahead_keep_their_own_ids_and_times(run_dir: Path) -> None
     add(core, "a", 1, max_tokens=4)
     sent = []
     while core.has_work():
-        bags, _ = core.step_fn()
+        bags = core.step()
         sent += [parse_traceparent(bag.step_trace) for bag in bags.values() if bag.step_trace is not None]
     schedules, executes, updates = (read(run_dir, "main", kind) for kind in (Schedule, Execute, Update))
     assert [schedule.step for schedule in schedules] == [execute.step for execute in executes] == [0, 1, 2, 3]

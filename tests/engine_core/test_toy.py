@@ -27,10 +27,7 @@ def make_toy(num_blocks: int = 10, **settings: object) -> ToyExecutor:
 
 
 def run(toy: ToyExecutor, step: SchedulerOutput) -> ModelRunnerOutput:
-    output = toy.execute_model(step)
-    output = toy.sample_tokens() if output is None else output
-    assert isinstance(output, ModelRunnerOutput)
-    return output
+    return toy.execute_model(step).result() or toy.sample_tokens().result()
 
 
 def first_step(
@@ -120,12 +117,12 @@ def test_told_to_fail_it_fails_one_request_or_one_step() -> None:
         run(make_toy(toy_crash_at_step=0), first_step(PROMPT, [1, 2], 6))
 
 
-def test_non_blocking_calls_return_done_futures_that_hold_the_error() -> None:
+def test_calls_return_done_futures_that_hold_the_error() -> None:
     toy = make_toy(toy_crash_at_step=1)
-    future = toy.execute_model(first_step(PROMPT, [1, 2], 6), non_block=True)
+    future = toy.execute_model(first_step(PROMPT, [1, 2], 6))
     assert future.result() is None
-    assert toy.sample_tokens(non_block=True).result().sampled_token_ids == [expected_tokens(PROMPT, 1)]
-    failed = toy.execute_model(next_step(1, 6, 1), non_block=True)
+    assert toy.sample_tokens().result().sampled_token_ids == [expected_tokens(PROMPT, 1)]
+    failed = toy.execute_model(next_step(1, 6, 1))
     with pytest.raises(RuntimeError, match="crash"):
         failed.result()
 

@@ -78,7 +78,7 @@ def test_answers_go_on_where_they_stopped(tiny_model_path: Path, level: int) -> 
         core.add_request(core.preprocess_add_request(letter))
         tokens: list[int] = []
         while core.has_work():
-            bags, _ = core.step_fn()
+            bags = core.step()
             tokens += [token for bag in bags.values() for row in bag.outputs for token in row.new_token_ids]
             if nap and len(tokens) == 5 and not core.is_sleeping():
                 assert core.sleep(level, "keep") is None

@@ -39,3 +39,10 @@ class WorkerReply(msgspec.Struct, array_like=True, omit_defaults=True):
     result: Any = None
     model_output: ModelRunnerOutput | None = None
     kv_cache_specs: dict[str, FullAttentionSpec] | None = None
+
+    @property
+    def value(self) -> Any:
+        """What the call returned, whichever field it came in."""
+        if self.model_output is not None:
+            return self.model_output
+        return self.result if self.kv_cache_specs is None else self.kv_cache_specs

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -36,23 +37,21 @@ from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
-StepFunction = Callable[[], tuple[dict[int, EngineCoreOutputs], bool]]
-
 
 class StepInFlight(NamedTuple):
-    """A step that was handed to the workers; without Futures where there was nothing to hand over."""
+    """A step that was handed to the workers; `sampled` is None where it only brings them news."""
 
     plan: SchedulerOutput
     stamp: StepStamp | None
-    executed: Any
-    sampled: Any
+    executed: Future[ModelRunnerOutput | None]
+    sampled: Future[ModelRunnerOutput] | None
 
     def result(self) -> ModelRunnerOutput:
         """Wait for it; raises what the workers raised, the forward pass first."""
-        output = self.executed.result() if self.executed is not None else ModelRunnerOutput([], [])
+        output = self.executed.result()
         if self.sampled is not None:
             output = self.sampled.result()
-        assert isinstance(output, ModelRunnerOutput)
+        assert output is not None
         return output
 
 
@@ -80,7 +79,8 @@ class EngineCore(CoreControl):
         self.aborts_queue: SimpleQueue[EngineCoreAbort] = SimpleQueue()
         scheduling = vllm_config.scheduler_config
         scheduling.async_scheduling = _async_scheduling(scheduling.async_scheduling, executor_class)
-        self.batch_queue: deque[StepInFlight] = deque()  # with async scheduling: what runs or waits for the workers
+        self.batch_queue: deque[StepInFlight] = deque()  # what runs or waits for the workers
+        self.max_concurrent_batches = executor_class.max_concurrent_batches if scheduling.async_scheduling else 1
         t0 = now_ns()
         self.model_executor = executor_class(vllm_config)
         self.step_tracer.phase("build_executor", t0)
@@ -131,7 +131,7 @@ class EngineCore(CoreControl):
             info["device"],
             config.model_config.vocab_size,
             config.parallel_config.distributed_executor_backend,
-            self.model_executor.max_concurrent_batches if self.scheduler.async_scheduling else 1,
+            self.max_concurrent_batches,
             kv.num_blocks * kv.bytes_per_block,
             info["weights_bytes"],
             info["attention_backend"],
@@ -184,51 +184,36 @@ class EngineCore(CoreControl):
         """True while there is a step to plan or a result to wait for."""
         return bool(self.batch_queue) or self.scheduler.has_requests()
 
-    @property
-    def step_fn(self) -> StepFunction:
-        """How this engine steps."""
-        return self.step_with_batch_queue if self.scheduler.async_scheduling else self.step
+    def step(self) -> dict[int, EngineCoreOutputs]:
+        """Plan a step and hand it to the workers, then wait for the oldest in flight, unless there is room for another one: a
+        bag for each client that gets something.
 
-    def step(self) -> tuple[dict[int, EngineCoreOutputs], bool]:
-        """Schedule, execute, update: a bag for each client that gets something, and whether the model ran.
-
-        Aborts that arrived while the model ran are applied before its result, so that they win over a last token.
+        So, with async scheduling, the workers have their next step while the result of the last one is looked at. Aborts that
+        arrived while the model ran are applied before its result, so that they win over a last token.
         """
-        if not self.scheduler.has_requests():
-            return {}, False
-        step = self._dispatch()
-        return self._finish(step), bool(step.plan.num_scheduled_tokens)
-
-    def step_with_batch_queue(self) -> tuple[dict[int, EngineCoreOutputs], bool]:
-        """Plan and dispatch one step, then wait for the oldest that is in flight, unless there is room for another one.
-
-        So the workers have their next step while the result of the last one is looked at. Returns as `step` does; without bags
-        where nothing was waited for.
-        """
-        queue, ran = self.batch_queue, False
+        queue = self.batch_queue
         if self.scheduler.has_requests():
             step = self._dispatch()
-            if step.executed is not None:
+            if step is not None:
                 queue.append(step)
-            ran = bool(step.plan.num_scheduled_tokens)
-            if ran and len(queue) < self.model_executor.max_concurrent_batches:
-                return {}, True
-        return (self._finish(queue.popleft()) if queue else {}), ran
+                if step.sampled is not None and len(queue) < self.max_concurrent_batches:
+                    return {}
+        return self._finish(queue.popleft()) if queue else {}
 
     def flush_step(self) -> None:
         """Run a step that has no request; in process nobody waits for its bag."""
-        self.step_fn()
+        self.step()
 
-    def _dispatch(self) -> StepInFlight:
-        """Plan a step and hand it to the workers, unless it holds nothing at all."""
+    def _dispatch(self) -> StepInFlight | None:
+        """Plan a step and hand it to the workers; None where it holds nothing at all."""
         tracer = self.step_tracer
         t0 = tracer.begin()
         plan = self.scheduler.schedule()
         stamp = tracer.scheduled(t0, self.scheduler, plan) if t0 else None
         if not (plan.num_scheduled_tokens or plan.finished_req_ids or plan.preempted_req_ids):
-            return StepInFlight(plan, stamp, None, None)
-        executed = self.model_executor.execute_model(plan, non_block=True)
-        sampled = self.model_executor.sample_tokens(non_block=True) if plan.num_scheduled_tokens else None
+            return None
+        executed = self.model_executor.execute_model(plan)
+        sampled = self.model_executor.sample_tokens() if plan.num_scheduled_tokens else None
         return StepInFlight(plan, stamp, executed, sampled)
 
     def _finish(self, step: StepInFlight) -> dict[int, EngineCoreOutputs]:

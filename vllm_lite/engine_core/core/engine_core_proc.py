@@ -155,7 +155,7 @@ class EngineCoreProc(EngineCore):
             self._handle_client_request(*self.input_queue.get())
 
     def _process_engine_step(self) -> None:
-        bags, _ = self.step_fn()
+        bags = self.step()
         parent_span_id = self.step_tracer.step_span_id
         t_queued = now_ns() if parent_span_id is not None else 0
         for client_index, outputs in bags.items():

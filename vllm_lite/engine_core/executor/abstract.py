@@ -30,8 +30,8 @@ _CLASSES = {  # by name, since each imports this module, and only the one that i
 class Executor(ABC):
     """Drives `world_size` workers through one step at a time.
 
-    A step is two calls: `execute_model` (forward pass; None means "now sample"), then `sample_tokens`. The constructor returns
-    once the weights are loaded. Every call raises RuntimeError after a worker died.
+    A step is two calls: `execute_model` (forward pass), then `sample_tokens`. The constructor returns once the weights are
+    loaded. Every call raises RuntimeError after a worker died.
     """
 
     max_concurrent_batches: int = 1  # steps that may be in flight; above 1 where execute_model can return at once
@@ -56,37 +56,35 @@ class Executor(ABC):
         return found
 
     @abstractmethod
-    def get_kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
-        """Each attention layer's KV cache, by layer name, as the worker's probe found it."""
-
-    def determine_available_memory(self) -> int:
-        """Bytes the KV cache may take: what the worker with the least room has."""
-        return min(map(int, self.collective_rpc("determine_available_memory")))
-
-    @abstractmethod
-    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        """Allocate the KV cache and warm up."""
-
-    @abstractmethod
-    def execute_model(
-        self, scheduler_output: SchedulerOutput, non_block: bool = False
-    ) -> ModelRunnerOutput | Future[ModelRunnerOutput | None] | None:
-        """Run the forward pass. None: call `sample_tokens` for the result. With `non_block` a Future of the same.
-
-        A result comes from here only where nothing was scheduled. Steps are taken in the order of the calls.
-        """
-
-    @abstractmethod
-    def sample_tokens(
-        self, grammar_output: None = None, non_block: bool = False
-    ) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
-        """Sample from the logits of the last `execute_model`."""
+    def submit(self, method: str, *args: Any) -> Future[Any]:
+        """Let every worker run `method`, in the order of these calls; the Future is the first worker's answer."""
 
     @abstractmethod
     def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> list[Any]:
         """Call `method` on every worker; one result for each, in rank order. Raises TimeoutError naming method and rank."""
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput | None]:
+        """Run the forward pass. None: `sample_tokens` has the result; one comes from here only where nothing was scheduled."""
+        return self.submit("execute_model", scheduler_output)
+
+    def sample_tokens(self, grammar_output: None = None) -> Future[ModelRunnerOutput]:
+        """Sample from the logits of the last `execute_model`."""
+        return self.submit("sample_tokens", grammar_output)
+
+    def get_kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
+        """Each attention layer's KV cache, by layer name, as the worker's probe found it."""
+        specs: dict[str, FullAttentionSpec] = self.collective_rpc("get_kv_cache_specs")[0]
+        return specs
+
+    def determine_available_memory(self) -> int:
+        """Bytes the KV cache may take: what the worker with the least room has."""
+        return min(map(int, self.collective_rpc("determine_available_memory")))
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the KV cache and warm up."""
+        self.collective_rpc("initialize_from_config", args=(kv_cache_config,))
 
     def worker_info(self) -> dict[str, Any]:
         """Facts for READY: `dtype`, `device`, `attention_backend`, `weights_bytes`, `load_seconds`.
@@ -114,7 +112,7 @@ class Executor(ABC):
             self.sleeping_tags.difference_update(asleep)
 
     def register_failure_callback(self, callback: FailureCallback) -> None:  # noqa: B027  (a default for the processless)
-        """Call `callback` once when a worker dies; at once where one already has. Executors without processes never do."""
+        """Call `callback` when a worker dies; at once where one already has. Executors without processes never do."""
 
     @abstractmethod
     def check_health(self) -> None:

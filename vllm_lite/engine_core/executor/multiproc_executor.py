@@ -24,10 +24,10 @@ import msgspec
 from vllm_lite import exceptions
 from vllm_lite.config import VllmConfig
 from vllm_lite.engine_core.executor.abstract import Executor, FailureCallback
-from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm_lite.wire.kv_cache_interface import KVCacheConfig
 from vllm_lite.wire.serial_utils import MsgpackDecoder, MsgpackEncoder
 from vllm_lite.wire.shm_broadcast import MessageQueue, QueueCancelledError
-from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
+from vllm_lite.wire.step import SchedulerOutput
 from vllm_lite.wire.worker_rpc import WorkerCall, WorkerReply
 
 logger = logging.getLogger(__name__)
@@ -54,8 +54,10 @@ class WorkerHandle:
         self.abandoned: set[int] = set()  # calls whose answer nobody waits for any more
         self._decoder = MsgpackDecoder(WorkerReply)
 
-    def wait_for(self, call_id: int, deadline: float | None) -> WorkerReply:
-        """This worker's answer to `call_id`; answers to other calls are kept for those who ask. TimeoutError at `deadline`."""
+    def wait_for(self, call_id: int, timeout: float | None) -> WorkerReply:
+        """This worker's answer to `call_id`; answers to other calls are kept for those who ask. Raises TimeoutError after
+        `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         while call_id not in self.pending:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             reply = self._decoder.decode(self.reader.dequeue(left))
@@ -96,16 +98,14 @@ class MultiprocExecutor(Executor):
         self._call_id = 0
         self._failure: str | None = None
         self._failure_callback: FailureCallback | None = None
-        self._lock = threading.Lock()  # over the two above
         self._closed = False
         self._calls = MessageQueue.create(vllm_config.parallel_config.world_size)
         self._workers: list[WorkerHandle] = []
         self._stop_monitor = os.eventfd(0)
-        self._monitor: threading.Thread | None = None
+        self._monitor = threading.Thread(target=self._watch_workers, name="worker-monitor", daemon=True)
         try:
             for rank in range(vllm_config.parallel_config.world_size):
                 self._workers.append(WorkerHandle(rank, self._calls))
-            self._monitor = threading.Thread(target=self._watch_workers, name="worker-monitor", daemon=True)
             self._monitor.start()
             self._calls.enqueue([msgspec.msgpack.encode(vllm_config)])
             self._wait_until_ready()
@@ -113,53 +113,27 @@ class MultiprocExecutor(Executor):
             self.shutdown()
             raise
 
-    def get_kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
-        """Worker 0's answer; the others run the same model."""
-        call_id = self._send(WorkerCall(0, "get_kv_cache_specs", output_rank=0))
-        specs = self._answer(0, call_id, "get_kv_cache_specs").kv_cache_specs
-        assert specs is not None
-        return specs
-
-    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        """Let every worker allocate."""
-        call_id = self._send(WorkerCall(0, "initialize_from_config", kv_cache_config=kv_cache_config))
-        self._answers(call_id, "initialize_from_config", None)
-
-    def execute_model(
-        self, scheduler_output: SchedulerOutput, non_block: bool = False
-    ) -> ModelRunnerOutput | Future[ModelRunnerOutput | None] | None:
-        """Send the plan; the result (None: now sample) is fetched here, or by the Future when it is asked."""
-        call_id = self._send(WorkerCall(0, "execute_model", output_rank=0, scheduler_output=scheduler_output))
-        future = ReplyFuture(lambda: self._answer(0, call_id, "execute_model", EXECUTE_MODEL_TIMEOUT_S).model_output)
-        return future if non_block else future.result()
-
-    def sample_tokens(
-        self, grammar_output: None = None, non_block: bool = False
-    ) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
-        """Ask for the tokens of the step before."""
-        call_id = self._send(WorkerCall(0, "sample_tokens", output_rank=0, args=[grammar_output]))
-
-        def fetch() -> ModelRunnerOutput:
-            output = self._answer(0, call_id, "sample_tokens", EXECUTE_MODEL_TIMEOUT_S).model_output
-            assert output is not None
-            return output
-
-        future = ReplyFuture(fetch)
-        return future if non_block else future.result()
+    def submit(self, method: str, *args: Any) -> Future[Any]:
+        """Send the call; the answer is fetched when the Future is asked for it."""
+        call_id = self._send(WorkerCall(0, method, output_rank=0), args)
+        return ReplyFuture(lambda: self._answer(self._workers[0], call_id, method, EXECUTE_MODEL_TIMEOUT_S))
 
     def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> list[Any]:
         """Call every worker; raises TimeoutError naming the first that did not answer within `timeout` seconds."""
-        call_id = self._send(WorkerCall(0, method, args=list(args), kwargs=kwargs or {}))
-        return [reply.result for reply in self._answers(call_id, method, timeout)]
+        call_id = self._send(WorkerCall(0, method, kwargs=kwargs or {}), args)
+        waiting = iter(self._workers)
+        try:
+            return [self._answer(worker, call_id, method, timeout) for worker in waiting]
+        finally:
+            for worker in waiting:  # after the first that fails or is late
+                worker.abandon(call_id)
 
     def register_failure_callback(self, callback: FailureCallback) -> None:
-        """Call `callback` once when a worker dies; at once where one already has."""
-        with self._lock:
-            self._failure_callback = callback
-            failed = self._failure is not None
-        if failed:
+        """Call `callback` when a worker dies; at once where one already has."""
+        self._failure_callback = callback
+        if self._failure is not None:
             callback()
 
     def check_health(self) -> None:
@@ -173,7 +147,7 @@ class MultiprocExecutor(Executor):
             return
         self._closed = True
         os.eventfd_write(self._stop_monitor, 1)
-        if self._monitor is not None:
+        if self._monitor.ident is not None:  # it was started
             self._monitor.join()
         os.close(self._stop_monitor)
         for worker in self._workers:
@@ -185,49 +159,39 @@ class MultiprocExecutor(Executor):
 
     def _wait_until_ready(self) -> None:
         """Wait for every worker's first word; where one ended, its own reason beats its exit code."""
-        failure: Exception | None = None
         for worker in self._workers:
-            try:
+            with contextlib.suppress(QueueCancelledError):
                 reply = worker.wait_for(0, None)
-            except QueueCancelledError:
-                failure = failure or RuntimeError(self._failure)
-                continue
-            if reply.error_type is not None:
-                raise _start_error(worker.rank, reply)
-        if failure is not None:
-            raise failure
+                if reply.error_type is not None:
+                    raise _start_error(worker.rank, reply)
+        self.check_health()
 
-    def _send(self, call: WorkerCall) -> int:
+    def _send(self, call: WorkerCall, args: tuple[Any, ...]) -> int:
         self.check_health()
         self._call_id += 1
         call.call_id = self._call_id
+        match args:
+            case (SchedulerOutput() as plan,):
+                call.scheduler_output = plan
+            case (KVCacheConfig() as kv_cache_config,):
+                call.kv_cache_config = kv_cache_config
+            case _:
+                call.args = list(args)
         self._calls.enqueue(self._encoder.encode(call))
         return call.call_id
 
-    def _answer(self, rank: int, call_id: int, method: str, timeout: float | None = None) -> WorkerReply:
-        """One worker's answer; RuntimeError where its call raised."""
-        reply = self._wait_for(self._workers[rank], call_id, method, timeout)
-        if reply.error_type is not None:
-            raise RuntimeError(f"{method} failed on worker {rank}: {reply.error_type}: {reply.error}")
-        return reply
-
-    def _answers(self, call_id: int, method: str, timeout: float | None) -> list[WorkerReply]:
-        """Every worker's answer; after the first that fails or is late nobody waits for the others."""
-        waiting = iter(self._workers)
+    def _answer(self, worker: WorkerHandle, call_id: int, method: str, timeout: float | None) -> Any:
+        """What the call returned on one worker; RuntimeError where it raised."""
         try:
-            return [self._answer(worker.rank, call_id, method, timeout) for worker in waiting]
-        finally:
-            for worker in waiting:
-                worker.abandon(call_id)
-
-    def _wait_for(self, worker: WorkerHandle, call_id: int, method: str, timeout: float | None) -> WorkerReply:
-        try:
-            return worker.wait_for(call_id, None if timeout is None else time.monotonic() + timeout)
+            reply = worker.wait_for(call_id, timeout)
         except QueueCancelledError:
             raise RuntimeError(self._failure) from None
         except TimeoutError:
             worker.abandon(call_id)
             raise TimeoutError(f"worker {worker.rank} did not answer {method} within {timeout} s") from None
+        if reply.error_type is not None:
+            raise RuntimeError(f"{method} failed on worker {worker.rank}: {reply.error_type}: {reply.error}")
+        return reply.value
 
     def _watch_workers(self) -> None:
         """A thread's body: the first worker to end by itself takes all with it."""
@@ -240,15 +204,13 @@ class MultiprocExecutor(Executor):
             os.close(fd)
         if not ended or self._closed:
             return
-        with self._lock:
-            self._failure = f"worker {ended[0].rank} ended with exit code {ended[0].process.wait()}"
-            callback = self._failure_callback
+        self._failure = f"worker {ended[0].rank} ended with exit code {ended[0].process.wait()}"
         logger.error("%s", self._failure)
         for worker in self._workers:
             worker.reader.cancel()
         self._calls.cancel()
-        if callback is not None:
-            callback()
+        if self._failure_callback is not None:
+            self._failure_callback()
 
 
 class ReplyFuture(Future[T]):

@@ -192,9 +192,10 @@ class ToyExecutor(UniProcExecutor):
     def _make_worker(self) -> ToyWorker:
         return ToyWorker(self.vllm_config)
 
-    def _submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call one of the worker's methods, now or in the thread."""
         if self._thread is None:
-            return super()._submit(method, *args, **kwargs)
+            return super().submit(method, *args, **kwargs)
         return self._thread.submit(getattr(self.worker, method), *args, **kwargs)
 
     def shutdown(self) -> None:

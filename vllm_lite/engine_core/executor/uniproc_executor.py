@@ -12,8 +12,6 @@ from typing import Any
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.engine_core.executor.abstract import Executor
-from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
-from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 
 
 class UniProcExecutor(Executor):
@@ -31,8 +29,8 @@ class UniProcExecutor(Executor):
 
         return Worker(self.vllm_config, rank=0)
 
-    def _submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call one of the worker's methods; the Future is done."""
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call one of the worker's methods before returning."""
         future: Future[Any] = Future()
         try:
             future.set_result(getattr(self.worker, method)(*args, **kwargs))
@@ -40,34 +38,11 @@ class UniProcExecutor(Executor):
             future.set_exception(error)
         return future
 
-    def get_kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
-        """The worker's answer."""
-        specs: dict[str, FullAttentionSpec] = self.worker.get_kv_cache_specs()
-        return specs
-
-    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        """Let the worker allocate its KV cache."""
-        self.worker.initialize_from_config(kv_cache_config)
-
-    def execute_model(
-        self, scheduler_output: SchedulerOutput, non_block: bool = False
-    ) -> ModelRunnerOutput | Future[ModelRunnerOutput | None] | None:
-        """Run the forward pass before returning."""
-        future: Future[ModelRunnerOutput | None] = self._submit("execute_model", scheduler_output)
-        return future if non_block else future.result()
-
-    def sample_tokens(
-        self, grammar_output: None = None, non_block: bool = False
-    ) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
-        """Sample before returning."""
-        future: Future[ModelRunnerOutput] = self._submit("sample_tokens", grammar_output)
-        return future if non_block else future.result()
-
     def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> list[Any]:
         """Call the worker's method; it runs inline, so `timeout` has nothing to interrupt."""
-        return [self._submit(method, *args, **(kwargs or {})).result()]
+        return [self.submit(method, *args, **(kwargs or {})).result()]
 
     def check_health(self) -> None:
         """A worker in this process is alive while this process is."""

@@ -46,7 +46,7 @@ class InprocClient:
         """Run a step. What makes it fail is the engine core's end."""
         self._check_alive()
         try:
-            bags, _ = self._core.step_fn()
+            bags = self._core.step()
             self._core.run_idle_actions()
         except Exception as error:
             logger.exception("the engine core failed")
