@@ -23,11 +23,11 @@ from vllm_lite.frontend.admission_control import AdmissionControl
 from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.control import EngineControl
 from vllm_lite.frontend.core_client import make_async_mp_client, note_place, take_ready
-from vllm_lite.frontend.input_processor import InputProcessor, arguments_of
+from vllm_lite.frontend.input_processor import InputProcessor, RequestOptions, arguments_of
 from vllm_lite.frontend.output_handler import OutputHandler, send_abort
 from vllm_lite.frontend.parallel_sampling import children_of
 from vllm_lite.frontend.parts import EngineParts
-from vllm_lite.frontend.protocol import AnyPrompt, CallOptions, RequestOptions
+from vllm_lite.frontend.protocol import AnyPrompt, CallOptions
 from vllm_lite.frontend.renderer import Prompt
 from vllm_lite.frontend.stamps import unsampled_headers
 from vllm_lite.frontend.streaming_input import InputFeeder

@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any, NoReturn
 
 import jinja2
@@ -20,6 +21,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vllm_lite.exceptions import VLLMValidationError
+
+MOST_COMPILED = 16  # templates that are kept compiled: callers may bring their own
 
 
 class ChatTemplates:
@@ -31,8 +34,7 @@ class ChatTemplates:
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
-        self._environment: ImmutableSandboxedEnvironment | None = None
-        self._compiled: dict[str, jinja2.Template] = {}
+        self._compile = lru_cache(MOST_COMPILED)(_environment().from_string)
 
     def render(
         self,
@@ -71,23 +73,15 @@ class ChatTemplates:
             )
         return self._templates["default"]
 
-    def _compile(self, source: str) -> jinja2.Template:
-        template = self._compiled.get(source)
-        if template is None:
-            if self._environment is None:
-                self._environment = _environment()
-            template = self._compiled[source] = self._environment.from_string(source)
-        return template
-
 
 def _environment() -> ImmutableSandboxedEnvironment:
     """What templates for transformers rely on: block trimming, loop controls, and these names."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # unlike jinja2's own, not escaped for HTML
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda pattern: datetime.datetime.now().strftime(pattern)
     return environment
 
 
@@ -101,20 +95,5 @@ class _GenerationBlock(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Unlike jinja2's own filter, this one does not escape for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.datetime.now().strftime(pattern)

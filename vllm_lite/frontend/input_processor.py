@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
@@ -34,6 +34,18 @@ from vllm_lite.wire.serial_utils import MsgpackEncoder
 DISABLE_RANDOM_IDS = "VLLM_LITE_DISABLE_REQUEST_ID_RANDOMIZATION"
 
 
+class RequestOptions(TypedDict, total=False):
+    """What may be said of a request beside its prompt and parameters, and travels with it."""
+
+    lora_request: Any  # refused: LoRA adapters are not served
+    priority: int  # the lower, the sooner; with --scheduling-policy priority
+    data_parallel_rank: int | None  # which engine core; None: the one with the least to do
+    session_id: str | None
+    kv_hints: dict[str, Any] | None
+    reasoning_ended: bool | None
+    reasoning_parser_kwargs: dict[str, Any] | None
+
+
 class InputProcessor:
     """Makes requests. Raises VLLMValidationError that names the field, and keeps nothing of a request."""
 
@@ -54,53 +66,38 @@ class InputProcessor:
         *,
         supported_tasks: Sequence[str] = ("generate",),
         arrival_time: float | None = None,
-        lora_request: object | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
-        priority: int = 0,
-        data_parallel_rank: int | None = None,
-        session_id: str | None = None,
-        kv_hints: dict[str, Any] | None = None,
-        reasoning_ended: bool | None = None,
-        reasoning_parser_kwargs: dict[str, Any] | None = None,
         resumable: bool = False,
         num_tokens_before: int = 0,
+        **options: Unpack[RequestOptions],
     ) -> EngineCoreRequest:
         """The request, with its own copy of `params`. A prompt that is not rendered is rendered here, which may block.
 
         `arrival_time` is the wall clock in seconds; now, where neither it nor the prompt says. A `resumable` request is part of
         a session that has `num_tokens_before` already.
         """
-        if not isinstance(request_id, str) or not request_id:
-            raise refuse("request_id", request_id, "a non-empty string")
-        if arrival_time is not None:
-            check_number("arrival_time", arrival_time, 0)
-        _check_extras(kv_hints, reasoning_ended, reasoning_parser_kwargs)
+        for name in options.keys() - RequestOptions.__annotations__.keys():
+            raise refuse("options", name, f"among {', '.join(RequestOptions.__annotations__)}")
         self._check_task(params, supported_tasks)
-        self._check_routing(lora_request, priority, data_parallel_rank, session_id)
         rendered = self.renderer.render(prompt, tokenization_kwargs)
-        ids = rendered["prompt_token_ids"]
-        self._check_prompt(ids, num_tokens_before, generates=isinstance(params, SamplingParams))
         params = params.clone()
-        if isinstance(params, SamplingParams):
-            self._complete(params, num_tokens_before + len(ids))
         request = EngineCoreRequest(
             request_id=request_id,
-            prompt_token_ids=ids,
+            prompt_token_ids=rendered["prompt_token_ids"],
             mm_features=None,
             sampling_params=params if isinstance(params, SamplingParams) else None,
             pooling_params=params if isinstance(params, PoolingParams) else None,
             arrival_time=rendered.get("arrival_time", time.time() if arrival_time is None else arrival_time),
             cache_salt=rendered.get("cache_salt"),
-            data_parallel_rank=data_parallel_rank,
-            priority=priority,
             trace_headers=None if trace_headers is None else dict(trace_headers),
             resumable=resumable,
-            session_id=session_id,
-            kv_hints=kv_hints,
-            reasoning_ended=reasoning_ended,
-            reasoning_parser_kwargs=reasoning_parser_kwargs,
+            **options,
         )
+        self._check_fields(request)
+        self._check_prompt(rendered["prompt_token_ids"], num_tokens_before, generates=isinstance(params, SamplingParams))
+        if isinstance(params, SamplingParams):
+            self._complete(params, num_tokens_before + len(rendered["prompt_token_ids"]))
         self._check_wire(request)
         return request
 
@@ -134,22 +131,26 @@ class InputProcessor:
         if needed not in supported_tasks:
             raise refuse("params", type(params).__name__, f"for a task this engine serves ({', '.join(supported_tasks)})")
 
-    def _check_routing(
-        self,
-        lora_request: object | None,
-        priority: int,
-        data_parallel_rank: int | None,
-        session_id: object,
-    ) -> None:
-        if lora_request is not None:
-            raise refuse("lora_request", lora_request, "None: LoRA adapters are not served")
-        check_int("priority", priority, -INT64_MAX)
-        if priority != 0 and self.vllm_config.scheduler_config.policy != "priority":
-            raise refuse("priority", priority, "0 unless the engine runs with --scheduling-policy priority")
-        if data_parallel_rank is not None:
-            check_int("data_parallel_rank", data_parallel_rank, 0, self.vllm_config.parallel_config.data_parallel_size - 1)
-        if session_id is not None:
-            check_text("session_id", session_id)
+    def _check_fields(self, request: EngineCoreRequest) -> None:
+        """What travels with a request; of values inside mappings only `_check_wire` knows."""
+        if not isinstance(request.request_id, str) or not request.request_id:
+            raise refuse("request_id", request.request_id, "a non-empty string")
+        check_number("arrival_time", request.arrival_time, 0)
+        if request.lora_request is not None:
+            raise refuse("lora_request", request.lora_request, "None: LoRA adapters are not served")
+        check_int("priority", request.priority, -INT64_MAX)
+        if request.priority != 0 and self.vllm_config.scheduler_config.policy != "priority":
+            raise refuse("priority", request.priority, "0 unless the engine runs with --scheduling-policy priority")
+        if request.data_parallel_rank is not None:
+            last = self.vllm_config.parallel_config.data_parallel_size - 1
+            check_int("data_parallel_rank", request.data_parallel_rank, 0, last)
+        if request.session_id is not None:
+            check_text("session_id", request.session_id)
+        if request.reasoning_ended is not None:
+            check_bool("reasoning_ended", request.reasoning_ended)
+        for field in ("kv_hints", "reasoning_parser_kwargs"):
+            if getattr(request, field) is not None:
+                check_mapping(field, getattr(request, field))
 
     def _check_wire(self, request: EngineCoreRequest) -> None:
         """Refuse what msgpack cannot hold before anybody has heard of the request, and say which field it is in."""
@@ -213,8 +214,7 @@ class InputProcessor:
 
 def arguments_of(request: EngineCoreRequest) -> dict[str, Any]:
     """The arguments of `add_request()` that mean the same as `request`, so that it passes the checks that they pass."""
-    carried = ["request_id", "arrival_time", "lora_request", "data_parallel_rank", "priority", "trace_headers", "session_id"]
-    carried += ["kv_hints", "reasoning_ended", "reasoning_parser_kwargs"]
+    carried = ["request_id", "arrival_time", "trace_headers", *RequestOptions.__annotations__]
     prompt = {"type": "token", "prompt_token_ids": request.prompt_token_ids, "cache_salt": request.cache_salt}
     for field in request.__struct_fields__:
         value = getattr(request, field)
@@ -224,12 +224,3 @@ def arguments_of(request: EngineCoreRequest) -> dict[str, Any]:
         raise refuse("pooling_params", request.pooling_params, "None in an EngineCoreRequest that has sampling_params")
     arguments = {field: getattr(request, field) for field in carried}
     return arguments | {"prompt": prompt, "params": request.sampling_params or request.pooling_params}
-
-
-def _check_extras(kv_hints: object, reasoning_ended: object, reasoning_parser_kwargs: object) -> None:
-    """What travels with a request as it is; `_check_wire` looks at the values inside."""
-    for field, value in (("kv_hints", kv_hints), ("reasoning_parser_kwargs", reasoning_parser_kwargs)):
-        if value is not None:
-            check_mapping(field, value)
-    if reasoning_ended is not None:
-        check_bool("reasoning_ended", reasoning_ended)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import check_bool, check_number
@@ -19,7 +19,7 @@ from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.control import rpc_arguments
 from vllm_lite.frontend.core_client import Bag, make_client, take_ready
-from vllm_lite.frontend.input_processor import InputProcessor
+from vllm_lite.frontend.input_processor import InputProcessor, RequestOptions
 from vllm_lite.frontend.parallel_sampling import children_of
 from vllm_lite.frontend.parts import EngineParts
 from vllm_lite.frontend.renderer import Prompt
@@ -41,13 +41,18 @@ class LLMEngine:
     """
 
     def __init__(self, vllm_config: VllmConfig, *, multiprocess_mode: bool = True) -> None:
-        self.vllm_config = copy.deepcopy(vllm_config)  # it is completed below, and the caller may build a second engine from it
-        self.model_config = self.vllm_config.model_config
-        self._parts = EngineParts()
-        self._finalizer = weakref.finalize(self, EngineParts.close, self._parts)
+        self.vllm_config = config = copy.deepcopy(vllm_config)  # it is completed below, and may serve for a second engine
+        self.model_config = config.model_config
         self._mailboxes: dict[str, RequestOutputCollector] = {}
+        self._parts = parts = EngineParts()
+        self._finalizer = weakref.finalize(self, EngineParts.close, parts)
         try:
-            self._build(multiprocess_mode)
+            self.renderer, self.output_processor = parts.build_desk(config, log_stats=False)
+            self.input_processor = InputProcessor(config, self.renderer)
+            self._stamps: Stamps | None = parts.build_stamps(config) if multiprocess_mode else None
+            self.engine_core = parts.launch(lambda: make_client(config, multiprocess_mode=multiprocess_mode))
+            take_ready(config, self.engine_core.ready)
+            parts.started()
         except BaseException:
             self.shutdown(timeout=0)
             raise
@@ -57,16 +62,6 @@ class LLMEngine:
         """An engine of these options."""
         return cls(engine_args.create_engine_config(), multiprocess_mode=enable_multiprocessing)
 
-    def _build(self, multiprocess_mode: bool) -> None:
-        parts, config = self._parts, self.vllm_config
-        self.renderer, self.output_processor = parts.build_desk(config, log_stats=False)
-        self.input_processor = InputProcessor(config, self.renderer)
-        self._stamps: Stamps | None = parts.build_stamps(config) if multiprocess_mode else None
-        self.engine_core = parts.launch(lambda: make_client(config, multiprocess_mode=multiprocess_mode))
-        take_ready(config, self.engine_core.ready)
-        self._supported_tasks = tuple(self.engine_core.ready[0].supported_tasks)
-        parts.started()
-
     # ---- requests ----------------------------------------------------------------------------------------------------------
 
     def add_request(
@@ -75,10 +70,9 @@ class LLMEngine:
         prompt: Prompt,
         params: SamplingParams | PoolingParams,
         *,
-        lora_request: object | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
-        priority: int = 0,
+        **options: Unpack[RequestOptions],
     ) -> str:
         """Check, register and hand over a request; returns its internal id. Where that fails nothing of it is left."""
         trace = None if self._stamps is None else self._stamps.accept(request_id, params, trace_headers)
@@ -88,10 +82,9 @@ class LLMEngine:
                 request_id,
                 rendered := self.renderer.render(prompt, tokenization_kwargs),
                 params,
-                supported_tasks=self._supported_tasks,
-                lora_request=lora_request,
+                supported_tasks=self.engine_core.ready[0].supported_tasks,
                 trace_headers=trace_headers if trace is not None else unsampled_headers(trace_headers),
-                priority=priority,
+                **options,
             )
             if trace is not None and self._stamps is not None:
                 self._stamps.tokenise(trace, t0, len(rendered["prompt_token_ids"]))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, Unpack
 
 from vllm_lite.config import ModelConfig, VllmConfig
-from vllm_lite.frontend.input_processor import InputProcessor
+from vllm_lite.frontend.input_processor import InputProcessor, RequestOptions
 from vllm_lite.frontend.renderer import Prompt, Renderer
 from vllm_lite.outputs import PoolingRequestOutput, RequestOutput
 from vllm_lite.pooling_params import PoolingParams
@@ -36,20 +36,8 @@ PauseMode = Literal["abort", "wait", "keep"]
 WakeUpTag = Literal["weights", "kv_cache", "scheduling"]
 
 
-class RequestOptions(TypedDict, total=False):
-    """What may be said of a request beside its prompt and parameters, and travels with it."""
-
-    lora_request: object | None  # refused: LoRA adapters are not served
-    priority: int  # the lower, the sooner; with --scheduling-policy priority
-    data_parallel_rank: int | None  # which engine core; None: the one with the least to do
-    session_id: str | None
-    kv_hints: dict[str, Any] | None
-    reasoning_ended: bool | None
-    reasoning_parser_kwargs: dict[str, Any] | None
-
-
 class CallOptions(RequestOptions, total=False):
-    """The same, and what concerns the front end alone."""
+    """What may be said of a request, all of it by keyword: with the RequestOptions what concerns the front end alone."""
 
     prompt_text: str | None  # what outputs show as the prompt
     tokenization_kwargs: Mapping[str, Any] | None  # add_special_tokens, truncate_prompt_tokens

@@ -65,16 +65,14 @@ class Renderer:
             if prompt["type"] != "token":
                 accepted = "'token': multimodal, encoder-decoder and embeds prompts are not served"
                 raise refuse("prompt type", prompt["type"], accepted)
-        options = _Tokenization.of(tokenization_kwargs)
+        add_special_tokens, most = _tokenization(tokenization_kwargs)
         if isinstance(prompt, str):
-            return self._from_text(prompt, options)
+            return self._from_text(prompt, add_special_tokens, most)
         if isinstance(prompt, Mapping):
-            return self._from_dict(prompt, options)
+            return self._from_dict(prompt, add_special_tokens, most)
         if _is_chat(prompt):
-            return self.render_chat(prompt, truncate_prompt_tokens=options.truncate_prompt_tokens)
-        if isinstance(prompt, list | tuple):
-            return {"type": "token", "prompt_token_ids": options.cut(check_token_ids("prompt", prompt))}
-        raise refuse("prompt", prompt, PROMPT_KINDS)
+            return self.render_chat(prompt, truncate_prompt_tokens=most)
+        return {"type": "token", "prompt_token_ids": _last(check_token_ids("prompt", prompt, PROMPT_KINDS), most)}
 
     async def render_async(self, prompt: Prompt, tokenization_kwargs: Mapping[str, Any] | None = None) -> TokensInput:
         """As `render`, with the tokenizer's work in a thread, so that other requests' letters go on being sorted."""
@@ -113,66 +111,61 @@ class Renderer:
             tools=tools,
             **variables,
         )
-        # The template writes bos and its like itself.
-        return self._from_text(text, _Tokenization(add_special_tokens=False, truncate_prompt_tokens=truncate_prompt_tokens))
+        return self._from_text(text, add_special_tokens=False, most=truncate_prompt_tokens)  # the template writes bos itself
 
     def shutdown(self) -> None:
         """End the threads; prompts that wait for one are given up."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _from_text(self, text: str, options: _Tokenization) -> TokensInput:
-        ids = self.get_tokenizer().encode(check_text("prompt", text), options.add_special_tokens)
-        return {"type": "token", "prompt_token_ids": options.cut(ids), "prompt": text}
+    def _from_text(self, text: str, add_special_tokens: bool, most: int | None) -> TokensInput:
+        ids = self.get_tokenizer().encode(check_text("prompt", text), add_special_tokens)
+        return {"type": "token", "prompt_token_ids": _last(ids, most), "prompt": text}
 
-    def _from_dict(self, prompt: Mapping[str, Any], options: _Tokenization) -> TokensInput:
-        _refuse_other_keys(prompt, _RENDERED_KEYS if "type" in prompt else _PROMPT_KEYS)
-        if "type" in prompt or prompt.get("prompt_token_ids") is not None:
-            ids = check_token_ids("prompt_token_ids", prompt.get("prompt_token_ids"))
-            rendered: TokensInput = {"type": "token", "prompt_token_ids": options.cut(ids)}
-            if prompt.get("prompt") is not None:
-                rendered["prompt"] = check_text("prompt", prompt["prompt"])
-        elif prompt.get("prompt") is not None:
-            rendered = self._from_text(prompt["prompt"], options)
+    def _from_dict(self, prompt: Mapping[str, Any], add_special_tokens: bool, most: int | None) -> TokensInput:
+        known = _RENDERED_KEYS if "type" in prompt else _PROMPT_KEYS
+        given = {key: value for key, value in prompt.items() if value is not None}
+        for key in given.keys() - known:
+            served = "; multimodal data, embeddings and encoder prompts are not served"
+            raise refuse("prompt", key, f"made of {', '.join(sorted(known))}{served}")
+        if "type" in given or "prompt_token_ids" in given:
+            ids = check_token_ids("prompt_token_ids", given.get("prompt_token_ids"))
+            rendered: TokensInput = {"type": "token", "prompt_token_ids": _last(ids, most)}
+            if "prompt" in given:
+                rendered["prompt"] = check_text("prompt", given["prompt"])
+        elif "prompt" in given:
+            rendered = self._from_text(given["prompt"], add_special_tokens, most)
         else:
             raise refuse("prompt", prompt, PROMPT_KINDS)
-        if prompt.get("cache_salt") is not None:
-            rendered["cache_salt"] = check_text("cache_salt", prompt["cache_salt"])
-        if prompt.get("arrival_time") is not None:
-            check_number("arrival_time", prompt["arrival_time"], 0)
-            rendered["arrival_time"] = prompt["arrival_time"]
+        if "cache_salt" in given:
+            rendered["cache_salt"] = check_text("cache_salt", given["cache_salt"])
+        if "arrival_time" in given:
+            check_number("arrival_time", given["arrival_time"], 0)
+            rendered["arrival_time"] = given["arrival_time"]
         return rendered
 
 
-class _Tokenization:
-    """The options of one prompt: frame it with bos and eos as the model wants, and keep its last tokens only."""
-
-    def __init__(self, add_special_tokens: bool = True, truncate_prompt_tokens: int | None = None) -> None:
-        check_bool("add_special_tokens", add_special_tokens)
-        if truncate_prompt_tokens is not None:
-            check_int("truncate_prompt_tokens", truncate_prompt_tokens, 1)
-        self.add_special_tokens = add_special_tokens
-        self.truncate_prompt_tokens = truncate_prompt_tokens
-
-    @classmethod
-    def of(cls, tokenization_kwargs: Mapping[str, Any] | None) -> _Tokenization:
-        if tokenization_kwargs is None:
-            return cls()
-        check_mapping("tokenization_kwargs", tokenization_kwargs)
-        given = {name: value for name, value in tokenization_kwargs.items() if value is not None}
-        for name in given:
-            if name not in ("add_special_tokens", "truncate_prompt_tokens"):
-                raise refuse("tokenization_kwargs", name, "add_special_tokens or truncate_prompt_tokens")
-        return cls(**given)
-
-    def cut(self, ids: list[int]) -> list[int]:
-        return ids if self.truncate_prompt_tokens is None else ids[-self.truncate_prompt_tokens :]
+def _tokenization(tokenization_kwargs: Mapping[str, Any] | None) -> tuple[bool, int | None]:
+    """Whether to frame a text with bos and eos as the model wants, and how many of its last tokens to keep; None: all."""
+    options = {} if tokenization_kwargs is None else tokenization_kwargs
+    check_mapping("tokenization_kwargs", options)
+    given = {"add_special_tokens": True, **{name: value for name, value in options.items() if value is not None}}
+    for name in given.keys() - {"add_special_tokens", "truncate_prompt_tokens"}:
+        raise refuse("tokenization_kwargs", name, "add_special_tokens or truncate_prompt_tokens")
+    check_bool("add_special_tokens", given["add_special_tokens"])
+    if "truncate_prompt_tokens" in given:
+        check_int("truncate_prompt_tokens", given["truncate_prompt_tokens"], 1)
+    return given["add_special_tokens"], given.get("truncate_prompt_tokens")
 
 
-def check_token_ids(field: str, ids: object) -> list[int]:
-    """A list of ids that are true integers >= 0; the vocabulary's upper end is the InputProcessor's to check."""
+def _last(ids: list[int], most: int | None) -> list[int]:
+    return ids if most is None else ids[-most:]
+
+
+def check_token_ids(field: str, ids: object, accepted: str = "a list of token ids") -> list[int]:
+    """A list of ids that are true integers; the vocabulary is the InputProcessor's to check."""
     if not isinstance(ids, list | tuple):
-        raise refuse(field, ids, "a list of token ids")
+        raise refuse(field, ids, accepted)
     if not set(map(type, ids)) <= {int}:
         wrong = next(i for i in ids if type(i) is not int)
         raise refuse(field, wrong, "a list of token ids, which are integers")
@@ -187,13 +180,6 @@ def _needs_tokenizer(prompt: object) -> bool:
     if isinstance(prompt, Mapping):
         return prompt.get("prompt_token_ids") is None and isinstance(prompt.get("prompt"), str)
     return isinstance(prompt, str) or _is_chat(prompt)
-
-
-def _refuse_other_keys(prompt: Mapping[str, Any], known: set[str]) -> None:
-    for key, value in prompt.items():
-        if key not in known and value is not None:
-            served = "; multimodal data, embeddings and encoder prompts are not served"
-            raise refuse("prompt", key, f"made of {', '.join(sorted(known))}{served}")
 
 
 def _plain_message(index: int, message: object) -> dict[str, Any]:
