@@ -12,7 +12,7 @@ import pytest
 from tests.entrypoints.command import vllm_lite
 from vllm_lite import __version__
 from vllm_lite.entrypoints.cli import main as command
-from vllm_lite.entrypoints.cli.main import ACTIONS, build_parser, main
+from vllm_lite.entrypoints.cli.main import build_parser, main
 from vllm_lite.exceptions import (
     EngineDeadError,
     EngineGenerateError,
@@ -23,7 +23,10 @@ from vllm_lite.exceptions import (
 )
 from vllm_lite.tracing.canned import write_canned_run
 
-HELP = [["--help"], ["trace", "--help"], *(["trace", module.__name__.rpartition("_")[2], "--help"] for module in ACTIONS)]
+ACTIONS = ("run", "show", "check", "export", "diff", "attach", "top", "doctor")
+NEEDS = {"show": ["DIR"], "check": ["DIR"], "export": ["DIR"], "diff": ["A", "B"]}
+COMMANDS = [["tour"], *(["trace", action] for action in ACTIONS)]
+HELP = [["--help"], ["trace", "--help"], *([*command, "--help"] for command in COMMANDS)]
 
 
 @pytest.mark.parametrize("argv", HELP, ids=" ".join)
@@ -35,18 +38,28 @@ def test_help(argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: 
     text = capsys.readouterr().out
     assert text.startswith("usage: vllm-lite")
     assert max(map(len, text.splitlines())) <= 80
-    if len(argv) == 3:
-        assert f"\nexamples:\n  vllm-lite trace {argv[1]} " in text
+    if argv[:-1] in COMMANDS:
+        assert f"\nexamples:\n  vllm-lite {' '.join(argv[:-1])} " in text
+
+
+@pytest.mark.parametrize("argv", [[], ["trace"]], ids=" ".join)
+def test_a_command_that_names_no_action_gets_the_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("usage: vllm-lite")
+    assert "watch tokens travel" in said or "show the journeys of a run" in said
 
 
 def test_every_example_in_the_help_is_understood() -> None:
     parser = build_parser()
-    for module in ACTIONS:
-        text = module.EXAMPLES.replace("\\\n      ", "")
+    for words in COMMANDS:
+        known = parser.parse_args([*words, *NEEDS.get(words[-1], ())])
+        text = known.parser.epilog.replace("\\\n      ", "")
         lines = [line.strip().removeprefix("vllm-lite ") for line in text.splitlines()[1:]]
+        assert lines
         for line in lines:
-            words = shlex.split(re.split(r" {2,}", line)[0])
-            assert parser.parse_args(words).run is module.run
+            example = shlex.split(re.split(r" {2,}", line)[0])
+            assert parser.parse_args(example).run is known.run
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +71,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "argv",
     [
-        *([], ["trace"], ["serve"], ["trace", "follow"], ["trace", "run", "--nope"], ["trace", "run", "--max-tok", "3"]),
+        *(["serve"], ["trace", "follow"], ["trace", "run", "--nope"], ["trace", "run", "--max-tok", "3"]),
         *(["trace", "show"], ["trace", "show", "x", "--view", "all"], ["trace", "show", "x", "--bag", "1", "--request", "A"]),
         *(["trace", "check", "x", "--no-orphan"], ["trace", "run", "--requests", "many"]),
     ],

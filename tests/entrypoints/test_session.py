@@ -49,9 +49,12 @@ def test_one_engine_answers_again_and_again(tiny_model_path: Path, tmp_path: Pat
 
 def test_a_model_with_a_chat_template_is_talked_to_in_it(tiny_model_path: Path, tmp_path: Path) -> None:
     with Session(screen(80), toy(tiny_model_path, tmp_path / "run")) as session:
-        assert session._prompt("hi") == [{"role": "user", "content": "hi"}]
-        session._chat = False
-        assert session._prompt("hi") == "hi"
+        assert session._chat
+        session.answer([call(0)], concurrency=1)
+        run = session.recorded()
+    assert run is not None
+    assert run.requests[0].tokenise is not None
+    assert run.requests[0].tokenise.num_prompt_tokens > len("hello")
 
 
 def test_an_engine_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:

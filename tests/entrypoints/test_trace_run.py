@@ -103,7 +103,7 @@ def test_bad_values_are_refused_by_name(argv: list[str], named: str) -> None:
         (["--demo", "--stop", "x"], "--stop must be absent with --demo"),
         (["--demo", "--max-tokens", "0"], "--max-tokens must be absent with --demo"),
         (["--demo", "--slow-requests", "2"], "--slow-requests must be absent with --demo"),
-        (["--level", "9"], "trace_level must be"),
+        (["--level", "7"], "--level must be an integer >= 0 and <= 3; got 7"),
         (["--block-size", "0"], "block_size must be"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -137,6 +137,12 @@ def test_a_traceparent_that_says_no_is_respected_and_told(tiny_model_path: Path,
     assert done.returncode == 0, done.stderr
     assert "No request was traced in" in done.stdout
     assert "MAILROOM" not in done.stdout
+
+
+def test_at_level_0_nothing_is_traced_and_told_why(tiny_model_path: Path, tmp_path: Path) -> None:
+    done = vllm_lite(*toy(tiny_model_path, "one", "--max-tokens", "3", "--level", "0", "--out", tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("No request was traced: the trace level is 0, and --level 1 to 3 records them.\n")
 
 
 def test_at_level_1_the_mailroom_says_why_it_is_not_there(tiny_model_path: Path, tmp_path: Path) -> None:

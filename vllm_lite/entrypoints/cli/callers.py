@@ -35,9 +35,8 @@ class Call:
 
     number: int
     request_id: str
-    text: str  # as shown and written down
+    text: str
     params: SamplingParams
-    prompt: Prompt = ""  # as sent: `text`, or that in the model's chat format
     slow: float = 0.0
     leaves_after: int | None = None
     traceparent: str | None = None
@@ -93,10 +92,15 @@ def read_texts(run_dir: Path) -> dict[str, list[str]]:
 
 
 class Callers:
-    """Makes calls, at most `concurrency` at a time, and appends each one's receipt to client.jsonl in `run_dir`."""
+    """Makes calls, at most `concurrency` at a time, and appends each one's receipt to client.jsonl in `run_dir`.
 
-    def __init__(self, engine: EngineClient, screen: LiveAnswers, run_dir: Path, concurrency: int) -> None:
-        self._engine, self._screen = engine, screen
+    With `chat` the model is asked in its own chat format, as instruct models are.
+    """
+
+    def __init__(
+        self, engine: EngineClient, screen: LiveAnswers, run_dir: Path, concurrency: int, *, chat: bool = False
+    ) -> None:
+        self._engine, self._screen, self._chat = engine, screen, chat
         self._file = run_dir / CLIENT_FILE
         self._turns = asyncio.Semaphore(concurrency)
         self.receipts: list[Receipt] = []
@@ -123,7 +127,8 @@ class Callers:
 
     async def _read(self, call: Call, receipt: Receipt) -> None:
         headers = {"traceparent": call.traceparent} if call.traceparent else None
-        stream = self._engine.generate(call.prompt, call.params, call.request_id, trace_headers=headers)
+        prompt: Prompt = [{"role": "user", "content": call.text}] if self._chat else call.text
+        stream = self._engine.generate(prompt, call.params, call.request_id, trace_headers=headers)
         async with aclosing(stream):
             async for output in stream:
                 receipt.take(output)

@@ -15,20 +15,14 @@ import sys
 from collections.abc import Sequence
 
 from vllm_lite import __version__
-from vllm_lite.entrypoints.cli import (
-    tour,
-    trace_attach,
-    trace_check,
-    trace_diff,
-    trace_doctor,
-    trace_export,
-    trace_run,
-    trace_show,
-    trace_top,
-)
+from vllm_lite.entrypoints.cli.tour import add_tour
+from vllm_lite.entrypoints.cli.trace_check import add_check
+from vllm_lite.entrypoints.cli.trace_export import add_doctor, add_export
+from vllm_lite.entrypoints.cli.trace_live import add_attach, add_top
+from vllm_lite.entrypoints.cli.trace_run import add_run
+from vllm_lite.entrypoints.cli.trace_show import add_diff, add_show
 from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, EngineStartError, QueueOverflowError, VLLMClientError
 
-ACTIONS = (trace_run, trace_show, trace_check, trace_export, trace_diff, trace_attach, trace_top, trace_doctor)
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 WRONG_PATHS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 
@@ -39,17 +33,19 @@ def build_parser() -> argparse.ArgumentParser:
         prog="vllm-lite", description="vLLM V1's engine in small, and a window on it.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"vllm-lite {__version__}")
-    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    parser.set_defaults(run=_help, parser=parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     trace = commands.add_parser(
         "trace",
         help="watch tokens travel: run, show, check and more",
         description="Watch tokens travel from the engine's step to their caller.",
         allow_abbrev=False,
     )
-    actions = trace.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
-    for module in ACTIONS:
-        module.add_parser(actions)
-    tour.add_parser(commands)
+    trace.set_defaults(run=_help, parser=trace)
+    actions = trace.add_subparsers(title="actions", metavar="ACTION")
+    for add in (add_run, add_show, add_check, add_export, add_diff, add_attach, add_top, add_doctor):
+        add(actions)
+    add_tour(commands)
     return parser
 
 
@@ -70,6 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     return code
+
+
+def _help(args: argparse.Namespace) -> int:
+    """What a command that names no action gets."""
+    args.parser.print_help(sys.stderr)
+    return REFUSED
 
 
 def _unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -27,9 +24,6 @@ from vllm_lite.entrypoints.cli import views
 from vllm_lite.entrypoints.cli.callers import Call, Callers, Receipt
 from vllm_lite.exceptions import EngineDeadError, VLLMValidationError
 from vllm_lite.tracing.journey import Run, load_run
-
-if TYPE_CHECKING:
-    from vllm_lite.frontend.renderer import Prompt
 
 INTERRUPTED = 130
 
@@ -58,7 +52,7 @@ class Session:
         self.console.print(Banner(self._facts(time.monotonic() - started), show_map=self._show_map))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         """Give up what is under way and end the engine."""
         try:
             self._runner.close()
@@ -71,9 +65,9 @@ class Session:
 
     async def _answer(self, calls: Sequence[Call], concurrency: int) -> None:
         with LiveAnswers(self.console, len(calls)) as screen:
-            callers = Callers(self.engine, screen, self.run_dir, concurrency)
+            callers = Callers(self.engine, screen, self.run_dir, concurrency, chat=self._chat)
             try:
-                await callers.make([dataclasses.replace(call, prompt=self._prompt(call.text)) for call in calls])
+                await callers.make(calls)
             except asyncio.CancelledError:  # Ctrl-C; every caller has given up, and the journey so far is worth a look
                 self.interrupted = True
             self.receipts += callers.receipts
@@ -96,7 +90,9 @@ class Session:
             run = load_run(self.run_dir)
             if run.requests:
                 return run
-        self.console.print(Text(f"No request was traced in {self.run_dir}.", DIM))
+        off = not self.engine.observability_config.level
+        why = ": the trace level is 0, and --level 1 to 3 records them" if off else f" in {self.run_dir}"
+        self.console.print(Text(f"No request was traced{why}.", DIM))
         return None
 
     def show(self) -> None:
@@ -105,10 +101,6 @@ class Session:
         if run is not None and run.bags:
             views.show(self.console, run)
             views.look_again(self.console, self.run_dir)
-
-    def _prompt(self, text: str) -> Prompt:
-        """An instruct model is talked to in its own chat format."""
-        return [{"role": "user", "content": text}] if self._chat else text
 
     def _has_chat_template(self) -> bool:
         try:

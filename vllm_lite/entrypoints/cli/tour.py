@@ -17,15 +17,23 @@ from rich.text import Text
 
 from vllm_lite.config.checks import refuse
 from vllm_lite.console.theme import DIM, PROCESS_NAMES, PROCESS_STYLES, STRONG, Screen, new_console
+from vllm_lite.entrypoints.cli.command import Commands, add_command
 from vllm_lite.tracing.stations import STATIONS
 
-ROOT = Path(__file__).parents[3]
-BEFORE, AFTER = 2, 9  # lines of code shown around the one that a stop points at
+TOUR = """
+tour: walk through the code, stop by stop
 
-EXAMPLES = """examples:
+vllm-lite tour [NAME]
+
+Print a tour: each of its stops with the lines of code that it is about. Visual
+Studio Code shows the same tours in the editor, with the CodeTour extension.
+
+examples:
   vllm-lite tour                     which tours there are
   vllm-lite tour stop_string_abort   one of them, by its name or number
 """
+ROOT = Path(__file__).parents[3]
+BEFORE, AFTER = 2, 9  # lines of code shown around the one that a stop points at
 
 
 class Stop(msgspec.Struct):
@@ -52,20 +60,10 @@ class Tour(msgspec.Struct):
     steps: list[Stop]
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_tour(commands: Commands) -> None:
     """Add `tour` to the commands of `vllm-lite`."""
-    parser = commands.add_parser(
-        "tour",
-        help="walk through the code, stop by stop",
-        usage="vllm-lite tour [NAME]",
-        description="Print a tour: each of its stops with the lines of code that it is about. Visual\n"
-        "Studio Code shows the same tours in the editor, with the CodeTour extension.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = add_command(commands, run, TOUR)
     parser.add_argument("name", metavar="NAME", nargs="?", help="the tour's name or number; without it, list them")
-    parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,11 +17,20 @@ from vllm_lite.console.figures import count
 from vllm_lite.console.theme import DIM, ERROR, STRONG, Screen, new_console
 from vllm_lite.entrypoints.cli import views
 from vllm_lite.entrypoints.cli.callers import CLIENT_FILE
+from vllm_lite.entrypoints.cli.command import Commands, add_command
 from vllm_lite.tracing.check import ClientLine, Finding, check_run, engine_dead, reachable, read_lines
 from vllm_lite.tracing.context import parse_traceparent
 from vllm_lite.tracing.journey import Run
 
-EXAMPLES = """examples:
+CHECK = """
+check: check that a run's records hold together
+
+vllm-lite trace check DIR [options]
+
+Compare the spools of a run with themselves and with what the callers wrote.
+Exits with 1 where a rule does not hold. All rules, where no flag names one.
+
+examples:
   vllm-lite trace check RUN                             every rule
   vllm-lite trace check RUN --no-orphans --unique-ids   only these rules
   vllm-lite trace check RUN --against other.jsonl       their record elsewhere
@@ -48,18 +57,9 @@ SERVICES = ("frontend", "engine-core", "worker")
 SHOWN = 5  # failures of one rule before the rest is counted
 
 
-def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_check(commands: Commands) -> None:
     """Add `check` to the actions of `vllm-lite trace`."""
-    parser = actions.add_parser(
-        "check",
-        help="check that a run's records hold together",
-        usage="vllm-lite trace check DIR [options]",
-        description="Compare the spools of a run with themselves and with what the callers wrote.\n"
-        "Exits with 1 where a rule does not hold. All rules, where no flag names one.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = add_command(commands, check, CHECK)
     parser.add_argument("dir", metavar="DIR", help="the run directory")
     parser.add_argument("--against", metavar="FILE", help=f"the callers' own record; DIR/{CLIENT_FILE} where that exists")
     rules = parser.add_argument_group("rules")
@@ -71,10 +71,9 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     more.add_argument("--services", metavar="A,B", default=",".join(SERVICES), help="which (%(default)s)")
     more.add_argument("--engine-dead", action="store_true", help="who was in flight when the engine core was killed was told")
-    parser.set_defaults(run=run, parser=parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def check(args: argparse.Namespace) -> int:
     """Check it, print a table of counts and what broke a rule; 1 where one does not hold."""
     loaded = views.open_run(args.dir)
     client, torn = _client(args)

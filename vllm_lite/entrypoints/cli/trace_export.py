@@ -1,6 +1,6 @@
-"""`vllm-lite trace export DIR`: a run for other tools, as a page or a picture, or sent to a collector after all.
+"""`vllm-lite trace export DIR`: a run as files, page or picture, or sent to a collector; `trace doctor`: does one take spans?
 
-Process: its own. Knows: options, the console's views, what writes and sends spans. Does not know: formats.
+Process: its own. Knows: options, the console's views, what writes and sends spans. Does not know: formats, networks.
 Mirrors: nothing in vLLM.
 """
 
@@ -19,19 +19,41 @@ from rich.text import Text
 
 from vllm_lite.config.checks import refuse
 from vllm_lite.console.figures import count
-from vllm_lite.console.theme import new_console, new_paper
+from vllm_lite.console.theme import ERROR, STRONG, Screen, new_console, new_paper
 from vllm_lite.entrypoints.cli import views
+from vllm_lite.entrypoints.cli.command import Commands, add_command
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing.export import FORMATS, send, write_files
+from vllm_lite.tracing.exporter.doctor import examine
 from vllm_lite.tracing.exporter.settings import read_settings
 from vllm_lite.tracing.journey import Run
 
-EXAMPLES = """examples:
+EXPORT = """
+export: write a run for other tools, or send it to a collector
+
+vllm-lite trace export DIR [options]
+
+Write the spans of a run to files, draw its views, or send it to a collector.
+Any number of options at once; files that exist are written anew.
+
+examples:
   vllm-lite trace export RUN --jaeger run.json      for Jaeger's upload tab
   vllm-lite trace export RUN --perfetto run.json    for ui.perfetto.dev
   vllm-lite trace export RUN --otlp run.jsonl.gz    as collectors write files
   vllm-lite trace export RUN --html run.html --all  the screens, every bag
   vllm-lite trace export RUN --otlp-traces-endpoint http://localhost:4317
+"""
+DOCTOR = """
+doctor: send one span to a collector and say what came of it
+
+vllm-lite trace doctor [options]
+
+Send one span to a collector, say what came of it, and what to change where it
+did not arrive (exit code 1). OTEL_* variables count as they do for an engine.
+
+examples:
+  vllm-lite trace doctor --otlp-traces-endpoint http://localhost:4317
+  vllm-lite trace doctor             the collector that OTEL_* variables name
 """
 HELP = {
     "otlp": "OTLP JSON, one request a line; compressed where the name ends in .gz",
@@ -42,18 +64,9 @@ HELP = {
 FONT_FACE = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 
 
-def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_export(commands: Commands) -> None:
     """Add `export` to the actions of `vllm-lite trace`."""
-    parser = actions.add_parser(
-        "export",
-        help="write a run for other tools, or send it to a collector",
-        usage="vllm-lite trace export DIR [options]",
-        description="Write the spans of a run to files, draw its views, or send it to a collector.\n"
-        "Any number of options at once; files that exist are written anew.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = add_command(commands, export, EXPORT)
     parser.add_argument("dir", metavar="DIR", help="the run directory, or a file of OTLP JSON lines")
     for name in FORMATS:
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=HELP[name])
@@ -61,25 +74,41 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("--svg", type=Path, metavar="FILE", help="the same as a picture")
     parser.add_argument("--all", action="store_true", help="leave nothing out of the page and the picture")
     parser.add_argument("--otlp-traces-endpoint", metavar="URL", help="send the spans to this collector")
-    parser.set_defaults(run=run, parser=parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def add_doctor(commands: Commands) -> None:
+    """Add `doctor` to the actions of `vllm-lite trace`."""
+    parser = add_command(commands, doctor, DOCTOR)
+    parser.add_argument("--otlp-traces-endpoint", metavar="URL", help="the collector; that of OTEL_* variables where absent")
+
+
+def export(args: argparse.Namespace) -> int:
     """Write and send what was asked for; 1 where the collector did not take all. Raises VLLMValidationError for no target."""
-    targets = {name: path for name in FORMATS if (path := getattr(args, name)) is not None}
-    if not (targets or args.html or args.svg or args.otlp_traces_endpoint):
+    targets = {name: path for name in (*FORMATS, "html", "svg") if (path := getattr(args, name)) is not None}
+    if not (targets or args.otlp_traces_endpoint):
         raise VLLMValidationError("give one of --html, --svg, --jaeger, --perfetto, --otlp or --otlp-traces-endpoint")
     path, console = Path(args.dir), new_console()
     source = views.open_run(args.dir) if path.is_dir() else path
+    _check_targets(targets)
+    files = {name: path for name, path in targets.items() if name in FORMATS}
     try:
-        for name, number in write_files(source, targets, os.environ).items():
-            console.print(Text(f"{count(number, 'span')} in {targets[name]}"), soft_wrap=True)
+        for name, number in write_files(source, files, os.environ).items():
+            console.print(Text(f"{count(number, 'span')} in {files[name]}"), soft_wrap=True)
         _draw(args, source, console)
         return _send(source, args.otlp_traces_endpoint, console) if args.otlp_traces_endpoint else 0
     except ValueError as error:
         if path.is_dir() or isinstance(error, VLLMValidationError):
             raise
         raise refuse("DIR", args.dir, f"a run directory, or a file of OTLP JSON lines ({error})") from None
+
+
+def _check_targets(targets: dict[str, Path]) -> None:
+    """Refuse a file that cannot be written, by its option and before any work."""
+    for name, path in targets.items():
+        try:
+            path.open("ab").close()
+        except OSError as error:
+            raise refuse(f"--{name}", str(path), f"a file that can be written here ({error.strerror})") from None
 
 
 def _draw(args: argparse.Namespace, source: Run | Path, console: Console) -> None:
@@ -109,3 +138,16 @@ def _send(source: Run | Path, endpoint: str, console: Console) -> int:
         told = f"{count(sent.left, 'span')} did not arrive ({sent.answer}); `vllm-lite trace doctor` says why"
         print(f"vllm-lite: {told}", file=sys.stderr)
     return int(sent.left > 0)
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Examine it and print each look; 1 where the span did not arrive. Raises VLLMValidationError for a refused setting."""
+    found, console = examine(args.otlp_traces_endpoint), new_console()
+    screen = Screen.of(console)
+    console.print(screen.title("doctor", screen.printable(found.endpoint), found.protocol))
+    for well, sentence in found.looks:
+        line = Text("well  " if well else "ill   ", STRONG if well else ERROR)
+        console.print(line.append(screen.printable(sentence), "not bold"), soft_wrap=True)
+    for remedy in found.remedies:
+        console.print(Text.assemble(("do    ", STRONG), screen.printable(remedy)), soft_wrap=True)
+    return 0 if found.arrived else 1

@@ -15,12 +15,31 @@ from vllm_lite.config.checks import check_int, check_number, check_text, refuse
 from vllm_lite.console.theme import new_console, request_name
 from vllm_lite.engine_args import AsyncEngineArgs
 from vllm_lite.entrypoints.cli.callers import Call
+from vllm_lite.entrypoints.cli.command import Commands, add_command
 from vllm_lite.entrypoints.cli.session import Session
 from vllm_lite.entrypoints.cli.trace_demo import play_demo
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tracing.context import parse_traceparent
 from vllm_lite.tracing.control_page import CONTROL_FILE
 
+RUN = """
+run: ask an engine and show the journey
+
+vllm-lite trace run [PROMPT ...] [options]
+
+Start an engine, ask it, print the answers as they come, then the mailroom (one
+row for each bag), a waterfall for each request, and totals.
+
+examples:
+  vllm-lite trace run "What is the capital of France?"
+  vllm-lite trace run --demo                                 four acts
+  vllm-lite trace run "Tell me a story." --slow-reader 100   letters are stapled
+  vllm-lite trace run "List the days of the week." --stop Wednesday
+  vllm-lite trace run "Tell me a story." --abort-after 10    a caller walks away
+  vllm-lite trace run --requests 64 --concurrency 16 --max-tokens 200 \\
+      --slow-reader 500 --stop " the" --stop "." --stop "," --stop-requests 3 \\
+      --abort-after 20 --abort-requests 3 --out runs/64
+"""
 PROMPTS = (
     "What is the capital of France?",
     "Write a short letter to a friend about a walk in the snow, and tell what you saw on the way.",
@@ -36,30 +55,11 @@ DEMO_BRINGS = (
     *("prompts", "requests", "concurrency", "max_tokens", "temperature", "ignore_eos", "stop", "stop_requests"),
     *("slow_reader", "slow_requests", "abort_after", "abort_requests", "traceparent"),
 )
-EXAMPLES = """examples:
-  vllm-lite trace run "What is the capital of France?"
-  vllm-lite trace run --demo                                 four acts
-  vllm-lite trace run "Tell me a story." --slow-reader 100   letters are stapled
-  vllm-lite trace run "List the days of the week." --stop Wednesday
-  vllm-lite trace run "Tell me a story." --abort-after 10    a caller walks away
-  vllm-lite trace run --requests 64 --concurrency 16 --max-tokens 200 \\
-      --slow-reader 500 --stop " the" --stop "." --stop "," --stop-requests 3 \\
-      --abort-after 20 --abort-requests 3 --out runs/64
-"""
 
 
-def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_run(commands: Commands) -> None:
     """Add `run` to the actions of `vllm-lite trace`."""
-    parser = actions.add_parser(
-        "run",
-        help="ask an engine and show the journey",
-        usage="vllm-lite trace run [PROMPT ...] [options]",
-        description="Start an engine, ask it, print the answers as they come, then the mailroom (one\n"
-        "row for each bag), a waterfall for each request, and totals.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = add_command(commands, run, RUN)
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="what to ask; built-in prompts where absent")
     parser.add_argument("--demo", action="store_true", help="play four acts instead: an ordinary answer, a stop string, a "
                         "slow reader, two long answers at once")  # fmt: skip
@@ -70,7 +70,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     trace.add_argument("--traceparent", metavar="HEADER", help="W3C header of the span that every request is a child of")
     # A group takes arguments as a parser does.
     AsyncEngineArgs.add_cli_args(cast("argparse.ArgumentParser", parser.add_argument_group("engine")))
-    parser.set_defaults(run=run, parser=parser, trace_level=3)
+    parser.set_defaults(trace_level=3)
 
 
 def _add_caller_options(group: argparse._ArgumentGroup) -> None:
@@ -89,6 +89,7 @@ def _add_caller_options(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked without an engine, then start one and ask it."""
+    check_int("--level", args.trace_level, 0, 3)
     console = new_console()
     engine_args = AsyncEngineArgs.from_cli_args(args)
     engine_args.trace_keep = True  # the views below read what was recorded
@@ -106,6 +107,15 @@ def run(args: argparse.Namespace) -> int:
     return session.exit_code
 
 
+def _refuse_in_demo(args: argparse.Namespace) -> None:
+    """The demo brings its own callers."""
+    for name in DEMO_BRINGS:
+        value = getattr(args, name)
+        if value not in ([], args.parser.get_default(name)):
+            option = "PROMPT" if name == "prompts" else f"--{name.replace('_', '-')}"
+            raise refuse(option, value, "absent with --demo, which brings its own callers")
+
+
 def plan(args: argparse.Namespace) -> list[Call]:
     """Who asks what, and who has which habit: slow readers come first, then those who leave, then those with stop strings.
 
@@ -116,56 +126,43 @@ def plan(args: argparse.Namespace) -> list[Call]:
     check_int("--requests", total, 1)
     if args.traceparent is not None and parse_traceparent(args.traceparent) is None:
         raise refuse("--traceparent", args.traceparent, "a W3C traceparent, such as 00-<32 hex digits>-<16 hex digits>-01")
-    slow, leaving, stopped = _habits(args, total)
-    calls = []
-    for number, prompt in enumerate(itertools.islice(itertools.cycle(prompts), total)):
-        params = SamplingParams(
-            temperature=args.temperature,
-            max_tokens=args.max_tokens,
-            ignore_eos=args.ignore_eos,
-            stop=args.stop if number in stopped else None,
-            output_kind=RequestOutputKind.DELTA,
-        )
-        calls.append(
-            Call(
-                number,
-                f"caller-{request_name(number)}",
-                prompt,
-                params,
-                slow=args.slow_reader / 1000 if number in slow else 0.0,
-                leaves_after=args.abort_after if number in leaving else None,
-                traceparent=args.traceparent,
-            )
-        )
-    return calls
-
-
-def _habits(args: argparse.Namespace, total: int) -> tuple[set[int], set[int], set[int]]:
-    """The numbers of slow readers, of callers that leave, and of those with stop strings; apart as long as there is room."""
     if args.slow_reader is not None:
         check_number("--slow-reader", args.slow_reader, 0, above_low=True)
     if args.abort_after is not None:
         check_int("--abort-after", args.abort_after, 1)
-    num_stopped = total if args.stop_requests is None else args.stop_requests
-    for option, value in (("--slow", args.slow_requests), ("--abort", args.abort_requests), ("--stop", num_stopped)):
-        check_int(f"{option}-requests", value, 1)
-        if value > total:
-            raise refuse(f"{option}-requests", value, f"at most the number of requests, {total}")
+    slow, leaving, stopped = _habits(args, total)
+    return [
+        Call(
+            number,
+            f"caller-{request_name(number)}",
+            prompt,
+            SamplingParams(
+                temperature=args.temperature,
+                max_tokens=args.max_tokens,
+                ignore_eos=args.ignore_eos,
+                stop=args.stop if number in stopped else None,
+                output_kind=RequestOutputKind.DELTA,
+            ),
+            slow=args.slow_reader / 1000 if number in slow else 0.0,
+            leaves_after=args.abort_after if number in leaving else None,
+            traceparent=args.traceparent,
+        )
+        for number, prompt in enumerate(itertools.islice(itertools.cycle(prompts), total))
+    ]
+
+
+def _habits(args: argparse.Namespace, total: int) -> list[set[int]]:
+    """The numbers of slow readers, of callers that leave, and of those with stop strings; apart as long as there is room."""
+    stop_requests = total if args.stop_requests is None else args.stop_requests
     start, found = 0, []
-    for wanted, many in (
-        (args.slow_reader, args.slow_requests),
-        (args.abort_after, args.abort_requests),
-        (args.stop, num_stopped),
+    for option, habit, many in (
+        ("--slow-requests", args.slow_reader, args.slow_requests),
+        ("--abort-requests", args.abort_after, args.abort_requests),
+        ("--stop-requests", args.stop, stop_requests),
     ):
-        found.append({(start + i) % total for i in range(many)} if wanted else set())
+        check_int(option, many, 1)
+        if many > total:
+            raise refuse(option, many, f"at most the number of requests, {total}")
+        found.append({(start + i) % total for i in range(many)} if habit else set())
         start += len(found[-1])
-    return found[0], found[1], found[2]
-
-
-def _refuse_in_demo(args: argparse.Namespace) -> None:
-    """The demo brings its own callers."""
-    for name in DEMO_BRINGS:
-        value = getattr(args, name)
-        if value not in ([], args.parser.get_default(name)):
-            option = "PROMPT" if name == "prompts" else f"--{name.replace('_', '-')}"
-            raise refuse(option, value, "absent with --demo, which brings its own callers")
+    return found

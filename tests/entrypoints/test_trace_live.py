@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.console.screens import printed, screen
 from tests.tracing import make
-from vllm_lite.entrypoints.cli import trace_attach
+from vllm_lite.entrypoints.cli import trace_live
 from vllm_lite.entrypoints.cli.main import main
 from vllm_lite.tracing.control_page import ControlPage
 from vllm_lite.tracing.live import LiveRun
@@ -42,7 +43,7 @@ class Engine:
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     engine = Engine(tmp_path)
-    monkeypatch.setattr(trace_attach, "sleep", engine.sleep)
+    monkeypatch.setattr(trace_live, "sleep", engine.sleep)
     return engine
 
 
@@ -70,7 +71,7 @@ def test_ctrl_c_ends_it(engine: Engine, tmp_path: Path, capsys: Out) -> None:
 
 
 def test_the_engines_end_ends_it(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
-    monkeypatch.setattr(trace_attach, "is_alive", lambda _: False)
+    monkeypatch.setattr(trace_live, "is_alive", lambda _: False)
     assert main(["trace", "attach", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["No request began and ended meanwhile."]
     assert engine.seen == []
@@ -87,12 +88,12 @@ def test_a_request_that_the_engine_core_still_has_is_not_over(engine: Engine, tm
 
 
 def test_without_an_engine_those_that_run_are_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Out) -> None:
-    monkeypatch.setattr(trace_attach, "live_runs", lambda: [LiveRun(tmp_path, 4711, 2, -1)])
+    monkeypatch.setattr(trace_live, "live_runs", lambda: [LiveRun(tmp_path, 4711, 2, -1)])
     assert main(["trace", "attach"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("ENGINES THAT RUN  1  ---")
     assert lines[1:] == ["      pid  level  run directory", f"     4711      2  {tmp_path}"]
-    monkeypatch.setattr(trace_attach, "live_runs", list)
+    monkeypatch.setattr(trace_live, "live_runs", list)
     assert main(["trace", "attach"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
 
@@ -111,3 +112,75 @@ def test_what_is_refused(argv: list[str], said: str, capsys: Out) -> None:
     text = capsys.readouterr().err
     assert text.startswith(f"vllm-lite: {said}")
     assert text.count("\n") == 1
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> ControlPage:
+    """A run of this process at level 0 that has one request and one bag."""
+    page = ControlPage.create(tmp_path, level=0, pid=os.getpid())
+    front = SpoolWriter(tmp_path, "frontend", "loop")
+    front.write([make.accept(1), make.post(1), make.sort(0, 40, [(1, 1, "p")])])
+    return page
+
+
+def test_one_frame_where_the_output_is_no_terminal(
+    page: ControlPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    levels: list[int] = []
+    monkeypatch.setattr(trace_live, "sleep", lambda _: levels.append(page.level))
+    assert main(["trace", "top", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"TOP  engine {os.getpid()}  ---")
+    assert lines[1].endswith("steps a second")
+    assert lines[2].startswith("MAILROOM  1 bag  1 letter")
+    assert (levels, page.level) == ([2], 0)
+
+
+def test_a_level_that_is_higher_stays(page: ControlPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page.level = 3
+    levels: list[int] = []
+    monkeypatch.setattr(trace_live, "sleep", lambda _: levels.append(page.level))
+    assert main(["trace", "top", str(tmp_path)]) == 0
+    assert (levels, page.level) == ([3], 3)
+
+
+@pytest.mark.parametrize(("ends", "code"), [("engine", 0), ("Ctrl-C", 130)])
+def test_frames_on_a_terminal_until_the_end(
+    page: ControlPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, code: int
+) -> None:
+    console, rests = screen(80, terminal=True), list[float]()
+
+    def rest(seconds: float) -> None:
+        rests.append(seconds)
+        if ends == "Ctrl-C" and len(rests) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(trace_live, "new_console", lambda: console)
+    monkeypatch.setattr(trace_live, "sleep", rest)
+    monkeypatch.setattr(trace_live, "is_alive", lambda _: ends == "Ctrl-C" or len(rests) < 3)
+    assert main(["trace", "top", str(tmp_path)]) == code
+    assert len(rests) == 3
+    assert min(rests) >= 0.1  # ten frames a second at most
+    text = printed(console)
+    assert text.count("TOP  engine") >= 4  # three frames, and the last one again on the ordinary screen
+    assert text.index("\x1b[?1049h") < text.index("\x1b[?1049l") < text.rindex("TOP  engine")
+    assert page.level == 0
+
+
+def test_the_only_engine_needs_no_name(page: ControlPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    monkeypatch.setattr(trace_live, "sleep", lambda _: None)
+    monkeypatch.setattr(trace_live, "live_runs", lambda: [LiveRun(tmp_path, os.getpid(), 0, -1)])
+    assert main(["trace", "top"]) == 0
+    assert "MAILROOM  1 bag" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("pids", "known"),
+    [([], "none does; `vllm-lite trace run` in another terminal starts one"), ([11, 12], "11, 12"), ([11, 11], "/r, /r")],
+)
+def test_none_or_several_is_refused(pids: list[int], known: str, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    monkeypatch.setattr(trace_live, "live_runs", lambda: [LiveRun(Path("/r"), pid, 0, -1) for pid in pids])
+    assert main(["trace", "top"]) == 2
+    assert capsys.readouterr().err == (
+        f"vllm-lite: RUN must be the process id or run directory of an engine that runs here ({known})\n"
+    )
