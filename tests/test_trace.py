@@ -115,6 +115,20 @@ async def test_record_ends_with_its_block(tiny_model_path: Path) -> None:
     assert [row.id for row in load(run.path).requests] == ["inside"]
 
 
+async def test_record_tells_of_every_engine_that_its_block_builds(tiny_model_path: Path, tmp_path: Path) -> None:
+    write_canned_run(tmp_path / "run.7")  # of another day
+    with record(out=tmp_path / "run") as run:
+        engines = [AsyncLLM.from_engine_args(toy_args(tiny_model_path)) for _ in range(2)]
+        await answer(engines[1], "of the second")
+        await answer(engines[0], "of the first")
+        engines[0].shutdown()
+    await answer(engines[1], "outside")
+    engines[1].shutdown()
+    assert [row.id for row in run.requests] == ["of the second", "of the first"]
+    assert (len(run.steps), len(run.bags)) == (10, 10)
+    assert run.journey.unclaimed == 0
+
+
 async def test_record_around_an_engine_that_runs_already(tiny_model_path: Path) -> None:
     engine = AsyncLLM.from_engine_args(toy_args(tiny_model_path))
     await answer(engine, "before")
@@ -149,7 +163,7 @@ def test_a_folder_of_its_own_goes_with_the_process() -> None:
     code = "from vllm_lite.trace import record\nwith record() as run: print(run.path, run.path.is_dir())"
     path, there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert there == "True"
-    assert not Path(path).exists()
+    assert not Path(path).parent.exists()
 
 
 def test_something_that_is_no_engine_is_refused() -> None:

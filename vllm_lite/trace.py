@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import glob
 import importlib
 import os
 import shutil
@@ -111,16 +112,24 @@ class BagRow(_Row):
 
 
 class TracedRun:
-    """A run's requests, steps and bags. In a notebook it shows itself as mailroom and waterfall."""
+    """A run's requests, steps and bags. In a notebook it shows itself as mailroom and waterfall.
+
+    `beside` are the run directories of engines that were recorded together with the first one.
+    """
 
     def __init__(self, path: Path, since: int = 0) -> None:
         self.path = path
+        self.beside: list[Path] = []
         self._since = since  # monotonic ns: requests that arrived before do not count
 
     @cached_property
     def journey(self) -> Run:
         """The run with everything in it, read when it is first asked for."""
-        run = load_run(self.path)
+        return self.read()
+
+    def read(self) -> Run:
+        """The run as far as it is written down now."""
+        run = load_run(self.path, *self.beside)
         requests = [request for request in run.requests if request.accept.t >= self._since]
         if len(requests) == len(run.requests):
             return run
@@ -179,13 +188,14 @@ def load(run_dir: str | Path) -> TracedRun:
 def record(engine: object | None = None, *, level: int = 3, out: str | Path | None = None) -> Iterator[TracedRun]:
     """Record what happens in the block; afterwards the run that it gives can be looked at.
 
-    Without `engine`, it is the one that the block builds; its spools go to `out`, else to a folder that stays until the process
-    ends. With an AsyncLLM or LLM that exists already, its level is raised for the block, and only requests of the block count.
-    Raises VLLMValidationError for a level other than 1 to 3, an engine that is none or is gone, and an `out` that holds a run.
+    Without `engine`, it is whichever the block builds; its spools go to `out` (a second one's beside it, to `out`.1), else to
+    a folder that stays until the process ends. With an AsyncLLM or LLM that exists already, its level is raised for the block,
+    and only requests of the block count. Raises VLLMValidationError for a level other than 1 to 3, an engine that is none or is
+    gone, and an `out` that holds a run.
     """
     check_int("level", level, 1, 3)
     if engine is None:
-        yield from _around_a_new_engine(level, Path(out or _passing_folder()))
+        yield from _around_new_engines(level, Path(out) if out else _passing_folder())
         return
     run = TracedRun(_run_dir_of(engine), time.monotonic_ns())
     with switched(run.path, level):
@@ -193,17 +203,20 @@ def record(engine: object | None = None, *, level: int = 3, out: str | Path | No
         _settle(run)
 
 
-def _passing_folder() -> str:
-    folder = tempfile.mkdtemp(prefix="vllm-lite-record-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+def _passing_folder() -> Path:
+    around = tempfile.mkdtemp(prefix="vllm-lite-record-")
+    atexit.register(shutil.rmtree, around, ignore_errors=True)
+    folder = Path(around, "run")
+    folder.mkdir()
     return folder
 
 
-def _around_a_new_engine(level: int, folder: Path) -> Iterator[TracedRun]:
+def _around_new_engines(level: int, folder: Path) -> Iterator[TracedRun]:
     if (folder / CONTROL_FILE).exists():  # the engine would take another one
         raise refuse("out", str(folder), "a folder that holds no run yet")
     ours = {"VLLM_LITE_TRACE_DIR": str(folder), "VLLM_LITE_TRACE_LEVEL": str(level)}
     before = {name: os.environ.get(name) for name in ours}
+    there_before = _runs_beside(folder)
     os.environ.update(ours)
     run = TracedRun(folder)
     try:
@@ -211,11 +224,18 @@ def _around_a_new_engine(level: int, folder: Path) -> Iterator[TracedRun]:
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
+    run.beside = [path for path in _runs_beside(folder) if path not in there_before]
     _settle(run)
-    if (folder / CONTROL_FILE).exists():  # the engine lives on, unrecorded
-        page = ControlPage.open(folder)
-        page.level = 0
-        page.close()
+    for path in (folder, *run.beside):  # an engine that lives on does so unrecorded
+        if (path / CONTROL_FILE).exists():
+            page = ControlPage.open(path)
+            page.level = 0
+            page.close()
+
+
+def _runs_beside(folder: Path) -> list[Path]:
+    """Those of the engines that found `folder` taken."""
+    return [path.parent for path in folder.parent.glob(f"{glob.escape(folder.name)}.*/{CONTROL_FILE}")]
 
 
 def _settle(run: TracedRun) -> None:
@@ -223,10 +243,10 @@ def _settle(run: TracedRun) -> None:
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
         try:
-            done = TracedRun(run.path, run._since).journey.requests
+            done = [request for request in run.read().requests if request.close]
         except FileNotFoundError:  # nothing was recorded
             return
-        if all(stay.t_end is not None or stay.process.died for request in done if request.close for stay in request.stays):
+        if all(stay.t_end is not None or stay.process.died for request in done for stay in request.stays):
             return
         time.sleep(0.02)
 

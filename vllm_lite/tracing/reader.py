@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,7 @@ class SegmentReader:
         self.path = path
         self.header: spool.SpoolHeader | None = None
         self.unknown = 0
+        self.t = 0  # the newest monotonic time read so far
         self.damaged = path.exists() and not path.is_file()  # or a checksum is wrong: nothing behind it can be trusted
         self._offset = 0
         self._rest = b""  # an incomplete frame at the end of what was read
@@ -54,7 +56,9 @@ class SegmentReader:
         except FileNotFoundError:  # the run grew beyond its cap
             return [], 0
         self._offset += len(data)
-        return [record for body in self._bodies(self._rest + data) for record in self._decode(body)], len(data)
+        records = [record for body in self._bodies(self._rest + data) for record in self._decode(body)]
+        self.t = max([self.t, *(record.newest for record in records[-1:])])
+        return records, len(data)
 
     def _bodies(self, data: bytes) -> Iterator[bytes]:
         """The complete frames in `data`, the first of a file apart; an incomplete end waits for more."""
@@ -97,25 +101,6 @@ class SegmentReader:
                 self.unknown += 1
 
 
-class SpoolReader:
-    """Reads the segments of one spool, of which there is one at least, in their order. `t` is the newest time read so far."""
-
-    def __init__(self) -> None:
-        self.segments: list[SegmentReader] = []
-        self.t = 0  # monotonic ns
-        self._current = 0
-
-    def read(self) -> tuple[SegmentReader, list[Record], int]:
-        """The next chunk's segment, records and size; size 0 at the end of what was written."""
-        while True:
-            segment = self.segments[self._current]
-            records, size = segment.read()
-            self.t = max([self.t, *(record.newest for record in records[-1:])])
-            if size or segment is self.segments[-1]:
-                return segment, records, size
-            self._current += 1
-
-
 class RunReader:
     """All spools of one run directory. Each `poll` gives what was written since the last one.
 
@@ -124,9 +109,10 @@ class RunReader:
 
     def __init__(self, run_dir: Path, *, newest_only: bool = False) -> None:
         self.run_dir = run_dir
-        self._left_out = {path for paths in spool.segments(run_dir).values() for path in paths[:-1]} if newest_only else set()
         self.processes: dict[tuple[str, str, int, str], Process] = {}  # by host, boot, pid, role
-        self.spools: dict[str, SpoolReader] = {}
+        self.segments: dict[Path, SegmentReader] = {}
+        self._unread: dict[str, list[SegmentReader]] = defaultdict(list)  # of each spool, what is not known to be at its end
+        self._left_out = {path for paths in spool.segments(run_dir).values() for path in paths[:-1]} if newest_only else set()
         self.behind = False  # the last poll stopped at its limit
         self._anchors: dict[str, Anchor] = {}  # by boot
         try:
@@ -142,33 +128,37 @@ class RunReader:
         The spool that is furthest behind in time is read next, so that what belongs together comes at about the same time.
         """
         for stem, paths in spool.segments(self.run_dir).items():
-            reader = self.spools.setdefault(stem, SpoolReader())
-            known = {segment.path for segment in reader.segments} | self._left_out
-            reader.segments += [SegmentReader(path) for path in paths if path not in known]
-        unread, total = list(self.spools.values()), 0
-        while unread and (limit is None or total < limit):
-            reader = min(unread, key=lambda reader: reader.t)
-            segment, records, size = reader.read()
+            for path in paths:
+                if path not in self.segments and path not in self._left_out:
+                    self.segments[path] = SegmentReader(path)
+                    self._unread[stem].append(self.segments[path])
+        spools, total = list(self._unread.values()), 0
+        while spools and (limit is None or total < limit):
+            unread = min(spools, key=lambda unread: unread[0].t)
+            segment = unread[0]
+            records, size = segment.read()
             total += size
-            if not size:
-                unread.remove(reader)
-            elif segment.header is not None:
+            if segment.header is not None:
                 process = self._process(segment.header)
                 for record in records:
                     if type(record) is Bye:
                         process.threads[segment.header.thread] = True
                     yield process, record
-        self.behind = bool(unread)
+            if not size and len(unread) > 1:
+                del unread[0]
+            elif not size:
+                spools.remove(unread)
+        self.behind = bool(spools)
 
     @property
     def torn(self) -> int:
         """How many files end in the middle of a frame."""
-        return sum(segment.torn for reader in self.spools.values() for segment in reader.segments)
+        return sum(segment.torn for segment in self.segments.values())
 
     @property
     def unknown(self) -> int:
         """How many records were of a kind that this version does not know."""
-        return sum(segment.unknown for reader in self.spools.values() for segment in reader.segments)
+        return sum(segment.unknown for segment in self.segments.values())
 
     def look_alive(self) -> bool:
         """Find out which processes still run; False once none does."""

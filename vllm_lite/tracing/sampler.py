@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from vllm_lite.exceptions import VLLMValidationError
+from vllm_lite.config.checks import refuse
 from vllm_lite.tracing.context import SpanContext, new_trace_id, parent_of
 
 if TYPE_CHECKING:
@@ -59,29 +59,20 @@ def _sdk_sampler(env: Mapping[str, str]) -> SdkSampler | None:
     if name == DEFAULT:
         return None
     if name not in KNOWN:
-        raise VLLMValidationError(
-            f"OTEL_TRACES_SAMPLER is {name!r}; use one of {', '.join(KNOWN)}", parameter="OTEL_TRACES_SAMPLER", value=name
-        )
+        raise refuse("OTEL_TRACES_SAMPLER", name, f"one of {', '.join(KNOWN)}")
     from opentelemetry.sdk.trace import sampling
 
-    root: SdkSampler
+    root: SdkSampler = sampling.ALWAYS_ON if name.endswith("on") else sampling.ALWAYS_OFF
     if name.endswith("traceidratio"):
-        root = sampling.TraceIdRatioBased(_ratio(env.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or "1.0"))
-    else:
-        root = sampling.ALWAYS_ON if name.endswith("on") else sampling.ALWAYS_OFF
+        argument = env.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or "1.0"
+        try:
+            ratio = float(argument)
+        except ValueError:
+            ratio = -1.0
+        if not 0.0 <= ratio <= 1.0:
+            raise refuse("OTEL_TRACES_SAMPLER_ARG", argument, "a ratio from 0 to 1")
+        root = sampling.TraceIdRatioBased(ratio)
     return sampling.ParentBased(root) if name.startswith("parentbased") else root
-
-
-def _ratio(text: str) -> float:
-    try:
-        ratio = float(text)
-    except ValueError:
-        ratio = -1.0
-    if not 0.0 <= ratio <= 1.0:
-        raise VLLMValidationError(
-            f"OTEL_TRACES_SAMPLER_ARG is {text!r}; use a ratio from 0 to 1", parameter="OTEL_TRACES_SAMPLER_ARG", value=text
-        )
-    return ratio
 
 
 def _ask(sampler: SdkSampler, parent: SpanContext | None, trace_id: str, name: str) -> bool:

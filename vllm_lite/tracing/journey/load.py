@@ -33,7 +33,7 @@ def load_run(run_dir: str | Path, *beside: Path) -> Run:
     finally:
         if collecting:
             gc.enable()
-    if not any(reader.spools for reader in readers):
+    if not any(reader.segments for reader in readers):
         raise FileNotFoundError(f"{path} holds no spools (*.vlt): nothing was traced there, or they were exported and removed")
     if not any(reader.processes for reader in readers):
         raise FileNotFoundError(f"{path} holds no spool that can be read: the files *.vlt there are something else, or broken")
