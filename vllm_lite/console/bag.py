@@ -8,147 +8,117 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from vllm_lite.console import figures
-from vllm_lite.console.bars import Interval, TimeScale
-from vllm_lite.console.passage import Slot, slots
-from vllm_lite.console.theme import DIM, PROCESS_NAMES, PROCESS_STYLES, Screen, request_name, request_style
+from vllm_lite.console.figures import count, size, span, us
+from vllm_lite.console.passage import STOPS, Chart, Stop, slots
+from vllm_lite.console.theme import DIM, PROCESS_STYLES, Screen, View, request_name, request_style
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import LATE, Bag, Letter, Run, StepJourney
+from vllm_lite.tracing.journey.times import WIRE
 
 LETTERS = 16  # shown before the rest is counted
-NARROW = 100
 LABEL = 22
+Stretch = tuple[Stop, int, int]  # from, to
 
 
-class _Stretch(NamedTuple):
-    code: str
-    name: str
-    process: str
-    interval: Interval
-
-
-class BagView:
+class BagView(View):
     """The bag that the front end counted as `number`. Raises KeyError where the run has none.
 
     `first` is the number of the run's first request.
     """
 
     def __init__(self, run: Run, number: int, first: int = 0) -> None:
-        self.run, self.first = run, first
         found = [bag for bag in run.bags if bag.sort.bag == number]
         if not found:
             raise KeyError(number)
         self.bag = found[0]
+        self.numbers = {id(request): i for i, request in enumerate(run.requests, first)}
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines of the view."""
-        screen = Screen.of(console, options)
-        stretches = list(_stretches(self.bag))
-        start, done = stretches[0].interval[0], stretches[-1].interval[1]
+    def _lines(self, screen: Screen) -> Iterator[Text]:
         sort, step = self.bag.sort, self.bag.step
-        facts = [figures.count(sort.num_outputs, "letter"), figures.size(sort.body_size)]
-        if step is not None:
-            facts.append(f"made by step {step.index} of engine core {sort.engine_index}")
-        yield screen.title(f"bag {sort.bag}", *facts, figures.span(done - start))
-        process_room = 12 if screen.width >= NARROW else 0
-        left = process_room + LABEL + 20 + 3
-        scale = TimeScale(start, done + (done - start) // 8, max(10, screen.width - left))
-        labels, ticks = scale.ticks()
-        head = Text().append(" " * process_room + "station".ljust(LABEL) + "at us".rjust(10) + "took us".rjust(10), DIM)
-        yield screen.fit(head.append(f" {screen.glyphs.border} {labels}", DIM))
-        process = ""
-        for stretch in stretches:
-            place = "" if stretch.process == process else PROCESS_NAMES[stretch.process]
-            process = stretch.process
-            yield screen.fit(self._line(stretch, place.ljust(process_room)[:process_room], scale, ticks, screen))
+        stretches = list(_stretches(self.bag))
+        start, done = stretches[0][1], stretches[-1][2]
+        made = [f"made by step {step.index} of engine core {sort.engine_index}"] if step is not None else []
+        yield screen.title(
+            f"bag {sort.bag}", count(sort.num_outputs, "letter"), size(sort.body_size), *made, span(done - start)
+        )
+        chart = Chart(screen, start, done + (done - start) // 8, LABEL, figures=20)
+        yield Text().append(f"{chart.stations}{'at us':>10}{'took us':>10}", DIM).append(chart.times, DIM)
+        rows = []
+        for stop, t0, t1 in stretches:
+            figures = Text.assemble((f"{us(t0 - start):>10}", DIM), f"{us(t1 - t0):>10}")
+            rows.append((stop._replace(name=stop.name.ljust(LABEL - 3)), figures, [(t0, t1)]))
+        yield from chart.rows(rows, blank=DIM)
         yield from self._letters(screen)
 
-    def _line(self, stretch: _Stretch, place: str, scale: TimeScale, ticks: list[int], screen: Screen) -> Text:
-        style, (t0, t1) = PROCESS_STYLES[stretch.process], stretch.interval
-        line = Text().append(place, DIM).append(f"{stretch.code or '  '} ", f"bold {style}")
-        line.append(stretch.name.ljust(LABEL - 3), style if stretch.code else DIM)
-        line.append(figures.us(t0 - scale.start).rjust(10), DIM).append(figures.us(t1 - t0).rjust(10))
-        line.append(f" {screen.glyphs.border} ", DIM)
-        for i, mark in enumerate(scale.strip([stretch.interval], screen.glyphs.levels)):
-            line.append(screen.glyphs.grid if mark == " " and i in ticks else mark, DIM if mark == " " else style)
-        return line
-
     def _letters(self, screen: Screen) -> Iterator[Text]:
-        numbers = {id(request): i for i, request in enumerate(self.run.requests, self.first)}
-        style = PROCESS_STYLES["frontend"]
-        for i, letter in enumerate(self.bag.letters[:LETTERS]):
-            number = numbers.get(id(letter.request))
-            code, station = ("   ", " " * 10) if i else ("S9 ", "mailbox   ")
-            line = Text().append(code, f"bold {style}").append(station, style)
-            name = "?" if number is None else request_name(number)
-            line.append(f"{name} ", "" if number is None else f"bold {request_style(number)}")
-            yield screen.fit(line.append(_fate(letter, i)))
-        if len(self.bag.letters) > LETTERS:
-            rest = figures.count(len(self.bag.letters) - LETTERS, "letter")
-            yield screen.fit(Text(f"   {screen.glyphs.gap} {rest} more", DIM))
-        if not self.bag.letters:
-            yield screen.fit(Text("Single letters are recorded from level 2.", DIM))
+        letters, style = self.bag.letters, PROCESS_STYLES["frontend"]
+        for place, letter in enumerate(letters[:LETTERS]):
+            code, station = ("   ", " " * 10) if place else ("S9 ", "mailbox   ")
+            line = Text.assemble((code, f"bold {style}"), (station, style))
+            number = self.numbers.get(id(letter.request))
+            if number is None:
+                line.append("? ")
+            else:
+                line.append(f"{request_name(number)} ", f"bold {request_style(number)}")
+            yield line.append(_fate(letter, place))
+        if len(letters) > LETTERS:
+            yield Text(f"   {screen.glyphs.gap} {count(len(letters) - LETTERS, 'letter')} more", DIM)
+        if not letters:
+            yield Text("Single letters are recorded from level 2.", DIM)
 
 
-def _stretches(bag: Bag) -> Iterator[_Stretch]:
-    if bag.step is not None:
-        yield from _core(bag.step)
+def _stretches(bag: Bag) -> Iterator[Stretch]:
     sort, wall = bag.sort, bag.process.wall
     received = wall(sort.t_received)
+    if bag.step is not None:
+        yield from _in_the_core(bag.step)
     if bag.step is not None and bag.send is not None:
-        core, send = bag.step.process.wall, bag.send
-        yield _Stretch("", "queued for output", "engine-core", (core(send.t_queued), core(send.t0)))
-        yield _Stretch("", "encode", "engine-core", (core(send.t0), core(send.t1)))
-        yield _Stretch("", "wire", "wire", (core(send.t1), max(core(send.t1), received)))
-    yield _Stretch("S8", "sort: decode", "frontend", (received, wall(sort.t_decoded)))
+        queued, encoding, sent = map(bag.step.process.wall, (bag.send.t_queued, bag.send.t0, bag.send.t1))
+        yield Stop("", "queued for output", "engine-core"), queued, encoding
+        yield Stop("", "encode", "engine-core"), encoding, sent
+        yield STOPS[WIRE], sent, max(sent, received)
+    yield Stop("S8", "sort: decode", "frontend"), received, wall(sort.t_decoded)
     end = sort.t_decoded
-    for i, (t0, t1, size) in enumerate(sort.slices):
+    for i, (t0, t1, letters) in enumerate(sort.slices):
         if i and t0 > end:
-            yield _Stretch("", "yield to others", "frontend", (wall(end), wall(t0)))
-        yield _Stretch("", f"slice {i + 1}: {figures.count(size, 'letter')}", "frontend", (wall(t0), wall(t1)))
+            yield Stop("", "yield to others", "frontend"), wall(end), wall(t0)
+        yield Stop("", f"slice {i + 1}: {count(letters, 'letter')}", "frontend"), wall(t0), wall(t1)
         end = t1
-    yield _Stretch("", "aborts, figures", "frontend", (wall(end), wall(sort.t_done)))
+    yield Stop("", "aborts, figures", "frontend"), wall(end), wall(sort.t_done)
 
 
-def _core(step: StepJourney) -> Iterator[_Stretch]:
-    core = step.process.wall
-    yield _Stretch("S5", "schedule", "engine-core", (core(step.schedule.t0), core(step.schedule.t1)))
+def _in_the_core(step: StepJourney) -> Iterator[Stretch]:
+    wall = step.process.wall
+    yield STOPS["S5"], wall(step.schedule.t0), wall(step.schedule.t1)
     if step.execute is not None:
-        yield _Stretch("S6", "execute", "worker", (core(step.execute.t0), core(step.execute.t1)))
+        yield STOPS["S6"], wall(step.execute.t0), wall(step.execute.t1)
     for process, work in step.works[:1]:
-        times = (work.t0, work.t1, work.t2, work.t3)
-        for name, t0, t1 in zip(("prepare", "forward", "sample"), times, times[1:], strict=False):
-            yield _Stretch("", name, "worker", (process.wall(t0), process.wall(t1)))
+        t0, t1, t2, t3 = map(process.wall, (work.t0, work.t1, work.t2, work.t3))
+        yield Stop("", "prepare", "worker"), t0, t1
+        yield Stop("", "forward", "worker"), t1, t2
+        yield Stop("", "sample", "worker"), t2, t3
     if step.update is not None:
-        yield _Stretch("S7", "bag: update", "engine-core", (core(step.update.t0), core(step.update.t1)))
+        yield Stop("S7", "bag: update", "engine-core"), wall(step.update.t0), wall(step.update.t1)
 
 
 def _fate(letter: Letter, place: int) -> str:
-    tokens = figures.count(letter.tokens, "token")
+    tokens = count(letter.tokens, "token")
     if letter.fate == LATE:
         return f"late: {tokens} for a request that is gone"
     if letter.fate == rec.KEPT_BACK:
         return f"kept back: {tokens}, to come with a later letter"
-    slot = _slot(letter, place)
-    if slot is None:
+    request = letter.request
+    puts = request.fates.count(rec.PUT, 0, request.letter_index(letter.bag, place) + 1) if request else 0
+    if request is None or not puts:  # what it lay in the mailbox with is not known
         return f"put: {tokens}"
-    taken = "never taken" if slot.t_take is None else f"taken after {figures.span(slot.t_take - slot.t_put)}"
+    slot = slots(request)[puts - 1]
+    taken = "never taken" if slot.t_take is None else f"taken after {span(slot.t_take - slot.t_put)}"
     if letter.fate == rec.STAPLED:
         return f"stapled: {tokens}, one of {slot.letters} letters {taken}"
     return f"put: {tokens}, {taken}"
-
-
-def _slot(letter: Letter, place: int) -> Slot | None:
-    """What the letter lay in the mailbox with."""
-    if letter.request is None:
-        return None
-    index = letter.request.fates.count(rec.PUT, 0, letter.request.letter_index(letter.bag, place) + 1) - 1
-    return slots(letter.request)[index] if index >= 0 else None
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from vllm_lite.console.figures import MS, SECOND, US
 
 Interval = tuple[int, int]
+APART = 10  # cells between two round numbers, at least
 
 
 class TimeScale(NamedTuple):
@@ -51,10 +52,11 @@ class TimeScale(NamedTuple):
         top = len(levels) - 1
         return "".join(levels[min(top, max(1, round(s * top)))] if s else levels[0] for s in self.coverage(intervals))
 
-    def ticks(self, room: int = 10) -> tuple[str, list[int]]:
-        """A line of round numbers, the first with the unit, at least `room` cells apart, and the columns they stand at."""
-        unit, name = _unit(self.end - self.start)
-        step = _round_step((self.end - self.start) / unit / max(1, self.cells / room))
+    def ticks(self) -> tuple[str, list[int]]:
+        """A line of round numbers, the first with the unit, well apart, and the columns they stand at."""
+        length = self.end - self.start
+        unit, name = (US, "us") if length < 2 * MS else (MS, "ms") if length < 10 * SECOND else (SECOND, "s")
+        step = _round_step(length / unit / max(1, self.cells / APART))
         line, columns, value = f"0 {name}", [0], step
         while self.start + value * unit <= self.end:
             column, label = self.cell(self.start + round(value * unit)), f"{value:.10g}"
@@ -77,12 +79,6 @@ def split(parts: Sequence[int], cells: int) -> list[int]:
     if biggest:
         shares[biggest[0]] += cells - sum(shares)
     return shares
-
-
-def _unit(length: int) -> tuple[int, str]:
-    if length < 2 * MS:
-        return US, "us"
-    return (MS, "ms") if length < 10 * SECOND else (SECOND, "s")
 
 
 def _round_step(least: float) -> float:

@@ -38,6 +38,7 @@ COLUMNS = (
     Column("", "bytes", "", "body_size", _whole),
     *(Column(STOPS[key].code, STOPS[key].name, PROCESS_STYLES[STOPS[key].process], key, figures.ms) for key in TIMED),
 )
+CORE = Column("engine", "core", PROCESS_STYLES["engine-core"], "engine_index", "{:.0f}".format)  # where there are several
 WAIT = Column("S9", "wait", PROCESS_STYLES["frontend"], "wait", figures.ms)
 # For wide screens, the most telling first.
 PLANS = (
@@ -53,8 +54,10 @@ def row_figures(run: Run, rows: Sequence[Row]) -> dict[int, dict[str, float]]:
 
     Rows that stand for several bags have the means, and the longest wait.
     """
-    waits = longest_waits(run, rows)
-    return {id(row): _means(row) | ({"wait": waits[id(row)]} if id(row) in waits else {}) for row in rows}
+    found = {id(row): _means(row) for row in rows}
+    for row, wait in longest_waits(run, rows).items():
+        found[row]["wait"] = wait
+    return found
 
 
 def _means(row: Row) -> dict[str, float]:
@@ -63,30 +66,29 @@ def _means(row: Row) -> dict[str, float]:
     for visits in (*map(step_visits, steps), *map(bag_visits, row.bags)):
         for key, t0, t1 in visits:
             values[key].append(t1 - t0)
-    for bag in row.bags:
-        values["num_outputs"].append(bag.sort.num_outputs)
-        values["body_size"].append(bag.sort.body_size)
-        values["bag"] += [] if row.why else [bag.sort.bag]
+    for sort in (bag.sort for bag in row.bags):
+        values["num_outputs"].append(sort.num_outputs)
+        values["body_size"].append(sort.body_size)
+        values["bag"] += [] if row.why else [sort.bag]
     for plan in (step.schedule for step in row.steps):
         for column in PLANS:
             values[column.key].append(getattr(plan, column.key))
+    cores = {bag.sort.engine_index for bag in row.bags}
+    values["engine_index"] += cores if len(cores) == 1 else ()
     return {key: sum(found) / len(found) for key, found in values.items() if found}
 
 
 def longest_waits(run: Run, rows: Sequence[Row]) -> dict[int, int]:
     """By id of a row: the longest time that a letter of its bags lay in a mailbox."""
     row_of = {id(bag): id(row) for row in rows for bag in row.bags}
-    found: dict[int | None, int] = {}
+    found: dict[int, int] = defaultdict(int)
     for request in run.requests:
         bags, waits = request.letters.sources, request.waits
-        if not (bags and waits):
-            continue
-        first, last = row_of.get(id(bags[0])), row_of.get(id(bags[-1]))
-        if first == last and not request.aborts:  # all its letters are in one row; who was aborted took one that no bag brought
-            pairs = iter([(first, max(waits))])
-        else:
-            puts = (row_of.get(id(bag)) for bag, fate in zip(bags, request.fates, strict=True) if fate == rec.PUT)
-            pairs = zip(puts, waits, strict=False)
-        for row, wait in pairs:
-            found[row] = max(found.get(row, 0), wait)
-    return {row: wait for row, wait in found.items() if row is not None}
+        if bags and waits and not request.aborts and row_of.get(id(bags[0])) == row_of.get(id(bags[-1])):
+            puts, waits = [bags[0]], [max(waits)]  # all its letters are in one row, so that none of them need be looked at
+        else:  # the k-th put is what the k-th take found; who was aborted took one more, that no bag brought
+            puts = [bag for bag, fate in zip(bags, request.fates, strict=True) if fate == rec.PUT]
+        for bag, wait in zip(puts, waits, strict=False):
+            if (row := row_of.get(id(bag))) is not None:
+                found[row] = max(found[row], wait)
+    return found

@@ -9,61 +9,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from vllm_lite.console import figures
-from vllm_lite.console.passage import stop_label
-from vllm_lite.console.theme import DIM, STRONG, Screen
-from vllm_lite.tracing.compare import Figures, Pair, compare
+from vllm_lite.console.figures import ms
+from vllm_lite.console.passage import STOPS
+from vllm_lite.console.theme import DIM, STRONG, Screen, View
+from vllm_lite.tracing.compare import Pair, compare
 from vllm_lite.tracing.journey import Run
 
 LABEL, FACT = 13, 24
 ALIKE = 1.1  # below this factor, either way, neither counts as faster
 STYLES = {"faster": "#3fbf6f", "slower": "#ff5f5f", "alike": DIM, "": DIM}
+HEADS = ("mean A", "mean B", "B/A", "", "p50 A", "p50 B", "p99 A", "p99 B", "times A", "times B")
 WIDTHS = (9, 9, 6, 7, 9, 9, 9, 9, 9, 9)
 TIMES_FROM = 110  # narrower screens leave out how many visits there were
 
 
-class Diff:
+class Diff(View):
     """Draws two runs beside each other, called A and B; `names` say which they are."""
 
     def __init__(self, a: Run, b: Run, names: tuple[str, str]) -> None:
         self.difference, self.names = compare(a, b), names
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines of the view."""
-        screen = Screen.of(console, options)
+    def _lines(self, screen: Screen) -> Iterator[Text]:
         yield screen.title("diff", "B over A", "times of stations in ms")
         for letter, name in zip("AB", self.names, strict=True):
-            yield screen.fit(Text.assemble((letter, STRONG), f"  {screen.printable(name)}"))
-        yield screen.fit(Text(" " * FACT + "".join(head.rjust(12) for head in ("A", "B", "B/A")), DIM))
+            yield Text.assemble((letter, STRONG), f"  {screen.printable(name)}")
+        yield Text(" " * FACT + f"{'A':>12}{'B':>12}{'B/A':>12}", DIM)
         for pair in self.difference.facts:
             line = Text().append(pair.name.ljust(FACT), STRONG).append(_value(pair.a).rjust(12))
-            yield screen.fit(line.append(_value(pair.b).rjust(12)).append(_ratio(pair).rjust(12), DIM))
-        yield from self._stations(screen)
-
-    def _stations(self, screen: Screen) -> Iterator[Text]:
-        """The mean of each station in both runs, and, as far as there is room, p50, p99 and the number of visits."""
-        times = screen.width >= TIMES_FROM
-        heads = ["mean A", "mean B", "B/A", "", "p50 A", "p50 B", "p99 A", "p99 B", *(("times A", "times B") if times else ())]
-        yield screen.fit(_columns(Text("station".ljust(LABEL), DIM), heads, [DIM] * len(heads)))
+            yield line.append(_value(pair.b).rjust(12)).append(_ratio(pair).rjust(12), DIM)
+        columns = len(HEADS) if screen.width >= TIMES_FROM else len(HEADS) - 2
+        yield _row(Text("station".ljust(LABEL), DIM), HEADS[:columns], [DIM] * columns)
         for pair, a, b in self.difference.stops:
-            line, verdict = stop_label(pair.name, LABEL), _verdict(pair)
-            values = [figures.ms(pair.a), figures.ms(pair.b), _ratio(pair), verdict]
-            values += [figures.ms(value) for value in _quantiles(a, b)]
-            values += [f"{figure.visits if figure else 0:,}" for figure in (a, b)] if times else []
-            yield screen.fit(_columns(line, values, ["", "", STYLES[verdict], STYLES[verdict], *[DIM] * 6]))
+            verdict = _verdict(pair)
+            values = [ms(pair.a), ms(pair.b), _ratio(pair), verdict]
+            values += [ms(a and a.p50), ms(b and b.p50), ms(a and a.p99), ms(b and b.p99)]
+            values += [f"{figures.visits if figures else 0:,}" for figures in (a, b)]
+            styles = ["", "", STYLES[verdict], STYLES[verdict], *[DIM] * 6]
+            yield _row(STOPS[pair.name].label(LABEL), values[:columns], styles)
 
 
-def _columns(line: Text, values: Sequence[str], styles: Sequence[str]) -> Text:
+def _row(line: Text, values: Sequence[str], styles: Sequence[str]) -> Text:
     for value, width, style in zip(values, WIDTHS, styles, strict=False):
         line.append(value.rjust(width), style)
     return line
-
-
-def _quantiles(a: Figures | None, b: Figures | None) -> list[float | None]:
-    return [figure and getattr(figure, name) for name in ("p50", "p99") for figure in (a, b)]
 
 
 def _value(value: float | None) -> str:

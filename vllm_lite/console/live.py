@@ -33,20 +33,22 @@ class Answer:
     text: str = ""
     tokens: int = 0
     takes: int = 0
-    ending: str = ""
-    printed: int = 0  # characters that are out as lines already
+    unprinted: str = ""  # the end of its text, as long as it makes no whole line
+
+    @property
+    def facts(self) -> str:
+        """What its caller has got so far."""
+        return f"{count(self.tokens, 'token')} in {count(self.takes, 'letter')}"
 
 
 class LiveAnswers:
     """Use as a context; call `begin`, `letter` and `end` for each request, `refresh` now and then."""
 
     def __init__(self, console: Console, total: int) -> None:
-        self._console = console
-        self._screen = Screen.of(console)
-        self._total = total
+        self._console, self._screen, self._total = console, Screen.of(console), total
+        self._room = max(10, self._screen.width - 6)  # for text, in cells
         self._answers: dict[int, Answer] = {}
-        self._ended = 0
-        self._drawn = 0.0
+        self._ended, self._drawn = 0, 0.0
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> LiveAnswers:
@@ -57,21 +59,22 @@ class LiveAnswers:
 
     def __exit__(self, *_: object) -> None:
         """Close it; what was still under way stays on the screen as it is."""
-        for answer in list(self._answers.values()):
-            self.end(answer.number, "left open")
+        for number in list(self._answers):
+            self.end(number, "left open")
         if self._live is not None:
             self._live.stop()
 
     def begin(self, number: int, prompt: str) -> None:
         """Request `number` was accepted."""
-        self._answers[number] = Answer(number, prompt)
+        self._answers[number] = Answer(number, " ".join(_clean(prompt).split()))
         if self._live is None:
-            self._print(number, Text(self._one_line(prompt), DIM), sign=">")
+            self._print(number, ">", self._answers[number].prompt, DIM)
 
     def letter(self, number: int, text: str, tokens: int) -> None:
         """Its caller took a letter."""
         answer = self._answers[number]
         answer.text += text
+        answer.unprinted += text
         answer.tokens += tokens
         answer.takes += 1
         if self._live is None:
@@ -82,14 +85,14 @@ class LiveAnswers:
     def end(self, number: int, ending: str) -> None:
         """It is over, for the reason `ending`."""
         answer = self._answers.pop(number)
-        answer.ending = ending
         self._ended += 1
+        facts = f"{answer.facts}, {ending}"
         if self._live is None:
             self._print_lines(answer, last=True)
-            for line in self._wrap(self._facts(answer)):
-                self._print(number, Text(line, DIM), sign="=")
+            for line in self._wrap(facts):
+                self._print(number, "=", line, DIM)
         else:
-            self._live.console.print(Group(*self._block(answer)))
+            self._console.print(Group(*self._block(answer, self._wrap(answer.text), facts)))
             self.refresh(now=True)
 
     def refresh(self, *, now: bool = False) -> None:
@@ -102,71 +105,59 @@ class LiveAnswers:
 
     def _region(self) -> Iterator[Text]:
         """The answers under way, as many as fit, and a line that counts the others."""
-        room = self._console.height - 2
+        room, glyphs = self._console.height - 2, self._screen.glyphs
         for shown, answer in enumerate(self._answers.values()):
-            lines = list(self._block(answer, TAIL_LINES))
-            if len(lines) > room:
-                yield Text(f"{self._screen.glyphs.gap} {len(self._answers) - shown} more under way", DIM)
+            lines, facts = self._wrap(answer.text), answer.facts
+            if len(lines) > TAIL_LINES:
+                lines, facts = lines[-TAIL_LINES:], f"{glyphs.ellipsis} {facts}"
+            block = list(self._block(answer, lines, facts))
+            if len(block) > room:
+                yield Text(f"{glyphs.gap} {len(self._answers) - shown} more under way", DIM)
                 break
-            room -= len(lines)
-            yield from lines
+            room -= len(block)
+            yield from block
         if self._total > 1:
             yield Text(f"{self._ended} of {self._total} answers ended", DIM)
 
-    def _block(self, answer: Answer, tail: int | None = None) -> Iterator[Text]:
-        """Its prompt on one line, then its text, the last `tail` lines of it."""
-        yield self._screen.fit(self._head(answer.number, ">").append(self._one_line(answer.prompt), DIM))
-        lines = self._wrap(answer.text)
-        left_out = tail is not None and len(lines) > tail
-        for line in lines[-tail:] if tail is not None else lines:
-            yield self._screen.fit(Text("    ").append(line))
-        facts = self._facts(answer)
-        for line in self._wrap(f"{self._screen.glyphs.ellipsis} {facts}" if left_out else facts):
-            yield self._screen.fit(Text("    ").append(line, DIM))
-
-    def _wrap(self, text: str) -> list[str]:
-        room = max(10, self._screen.width - 6)
-        lines: list[str] = []
-        for part in text.splitlines():
-            wrapped = Text(self._clean(part)).wrap(self._console, room)
-            lines += [line.plain.rstrip() for line in wrapped]
-        return lines
+    def _block(self, answer: Answer, lines: list[str], facts: str) -> Iterator[Text]:
+        yield self._line(answer.number, ">", answer.prompt, DIM)
+        for line in lines:
+            yield self._screen.fit(Text(f"    {line}"))
+        for line in self._wrap(facts):
+            yield self._screen.fit(Text(f"    {line}", DIM))
 
     # ---- no terminal -------------------------------------------------------------------------------------------------------
 
     def _print_lines(self, answer: Answer, *, last: bool = False) -> None:
         """Print what makes whole lines; with `last` the rest too."""
-        room = max(10, self._screen.width - 6)
-        while rest := answer.text[answer.printed :]:
-            cut = rest.find("\n", 0, room + 1)
-            if cut < 0 and len(rest) <= room and not last:
+        while rest := answer.unprinted:
+            line, newline, after = rest.partition("\n")
+            if len(line) > self._room:
+                cut = line.rfind(" ", 1, self._room + 1)
+                line = line[: cut if cut > 0 else self._room]
+                after = rest[len(line) :].removeprefix(" ")
+            elif not newline and not last:
                 return
-            if cut < 0:
-                cut = len(rest) if len(rest) <= room else rest.rfind(" ", 1, room + 1)
-                cut = cut if cut > 0 else room
-            answer.printed += cut
-            skip = rest[cut : cut + 1] in ("\n", " ")
-            answer.printed += skip
-            self._print(answer.number, Text(self._clean(rest[:cut])), sign=self._screen.glyphs.border)
+            answer.unprinted = after
+            self._print(answer.number, self._screen.glyphs.border, _clean(line))
 
-    def _print(self, number: int, text: Text, sign: str) -> None:
-        self._console.print(self._screen.fit(self._head(number, sign).append_text(text)))
+    def _print(self, number: int, sign: str, text: str, style: str = "") -> None:
+        self._console.print(self._line(number, sign, text, style))
 
     # ---- both --------------------------------------------------------------------------------------------------------------
 
-    def _head(self, number: int, sign: str) -> Text:
-        return Text().append(f"{request_name(number):<2}{sign} ", f"bold {request_style(number)}")
+    def _line(self, number: int, sign: str, text: str, style: str) -> Text:
+        head = (f"{request_name(number):<2}{sign} ", f"bold {request_style(number)}")
+        return self._screen.fit(Text.assemble(head, (text, style)))
 
-    def _facts(self, answer: Answer) -> str:
-        facts = f"{count(answer.tokens, 'token')} in {count(answer.takes, 'letter')}"
-        return f"{facts}, {answer.ending}" if answer.ending else facts
+    def _wrap(self, text: str) -> list[str]:
+        lines = [line for part in text.splitlines() for line in Text(_clean(part)).wrap(self._console, self._room)]
+        return [line.plain.rstrip() for line in lines]
 
-    def _one_line(self, text: str) -> str:
-        return " ".join(self._clean(text).split())
 
-    def _clean(self, text: str) -> str:
-        """Without anything that a terminal would obey; other than in views, letters of all languages stay."""
-        return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+def _clean(text: str) -> str:
+    """Without anything that a terminal would obey; other than in views, letters of all languages stay."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
 def _play(console: Console) -> None:

@@ -6,15 +6,19 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from rich.text import Text
 
-from vllm_lite.console.bars import Interval
-from vllm_lite.console.theme import DIM, PROCESS_STYLES
+from vllm_lite.console.bars import Interval, TimeScale
+from vllm_lite.console.theme import DIM, PROCESS_NAMES, PROCESS_STYLES, Screen
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import Bag, RequestJourney, Run, times
 from vllm_lite.tracing.stations import STATIONS
+
+PLACE = 12  # cells for the process, on screens from PLACE_FROM on
+PLACE_FROM = 100
 
 
 class Stop(NamedTuple):
@@ -24,25 +28,49 @@ class Stop(NamedTuple):
     name: str
     process: str
 
-
-def _stop(key: str) -> Stop:
-    if key in STATIONS:
-        return Stop(key, STATIONS[key].name, STATIONS[key].process)
-    if key in (times.WIRE_IN, times.WIRE):
-        return Stop("", "wire", "wire")
-    return Stop("", key, "frontend" if key == times.ABORT else "engine-core")
+    def label(self, width: int) -> Text:
+        """Code and name in the process's colour, in `width` cells."""
+        style = PROCESS_STYLES[self.process]
+        line = Text().append(f"{self.code or '  '} ", f"bold {style}").append(self.name, style if self.code else DIM)
+        return line.append(" " * (width - line.cell_len))
 
 
 # In the order in which a token meets them.
-STOPS: dict[str, Stop] = {key: _stop(key) for key in times.STOPS}
+STOPS = {key: Stop("", key, "engine-core") for key in times.STOPS}
+STOPS |= {code: Stop(code, station.name, station.process) for code, station in STATIONS.items()}
+STOPS |= {key: Stop("", "wire", "wire") for key in (times.WIRE_IN, times.WIRE)}
+STOPS[times.ABORT] = Stop("", "abort", "frontend")
 
 
-def stop_label(key: str, width: int) -> Text:
-    """Code and name of a stop in its process's colour, in `width` cells."""
-    stop = STOPS[key]
-    style = PROCESS_STYLES[stop.process]
-    line = Text().append(f"{stop.code or '  '} ", f"bold {style}").append(stop.name, style if stop.code else DIM)
-    return line.append(" " * (width - line.cell_len))
+class Chart:
+    """Stops as rows on one time axis: `label` cells for the name of each, `figures` cells for numbers, then the axis.
+
+    `stations` and `times` are what stands above the names and above the axis.
+    """
+
+    def __init__(self, screen: Screen, start: int, end: int, label: int, figures: int) -> None:
+        self.glyphs, self.label = screen.glyphs, label
+        self.place = PLACE if screen.width >= PLACE_FROM else 0
+        self.border = f" {screen.glyphs.border} "
+        left = self.place + label + figures + len(self.border)
+        self.scale = TimeScale(start, end, max(10, screen.width - left))
+        labels, self.ticks = self.scale.ticks()
+        self.stations, self.times = " " * self.place + "station".ljust(label), self.border + labels
+
+    def rows(self, rows: Iterable[tuple[Stop, Text, Sequence[Interval]]], blank: str | None = None) -> Iterator[Text]:
+        """What it is, its figures, and when it was; `blank` is the colour of empty cells (None: the row's own)."""
+        process = ""
+        for stop, figures, intervals in rows:
+            name = "" if stop.process == process else PROCESS_NAMES[stop.process]
+            process, style = stop.process, PROCESS_STYLES[stop.process]
+            line = Text().append(name.ljust(self.place)[: self.place], DIM).append_text(stop.label(self.label))
+            line.append_text(figures).append(self.border, DIM)
+            for column, mark in enumerate(self.scale.strip(intervals, self.glyphs.levels)):
+                if mark == " " and column in self.ticks:
+                    line.append(self.glyphs.grid, DIM)
+                else:
+                    line.append(mark, blank if blank and mark == " " else style)
+            yield line
 
 
 class Slot(NamedTuple):
@@ -50,22 +78,20 @@ class Slot(NamedTuple):
 
     t_put: int
     t_take: int | None  # None: never taken
-    tokens: int
     letters: int
 
 
 def slots(request: RequestJourney) -> list[Slot]:
     """What lay in the request's mailbox, in order (level 2 and up). The k-th put is what the k-th take found."""
-    wall, takes, letters = request.process.wall, request.takes, request.letters
+    wall, takes = request.process.wall, list(request.takes)
     found: list[Slot] = []
-    for bag, place in zip(letters.sources, letters.places, strict=True):
-        fate, tokens = bag.sort.fates[place], bag.sort.tokens[place]
+    for bag, fate in zip(request.letters.sources, request.fates, strict=True):
         if fate == rec.PUT:
             take = takes[len(found)] if len(found) < len(takes) else None
-            t_put = wall(take.t - take.wait) if take else wall(bag.sort.t_done)
-            found.append(Slot(t_put, wall(take.t) if take else None, tokens, 1))
+            t_put = wall(take.t - take.wait if take else bag.sort.t_done)
+            found.append(Slot(t_put, wall(take.t) if take else None, 1))
         elif fate == rec.STAPLED and found:
-            found[-1] = found[-1]._replace(tokens=found[-1].tokens + tokens, letters=found[-1].letters + 1)
+            found[-1] = found[-1]._replace(letters=found[-1].letters + 1)
     return found
 
 

@@ -7,13 +7,14 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_lite.console.figures import count, span
 from vllm_lite.console.theme import request_name
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import LATE, Bag, Letter, RequestJourney, Run, StepJourney
+from vllm_lite.tracing.journey.times import ABORT, request_visits
 
 ALIKE_FROM = 8  # so many bags in a row that tell the same shrink to six rows
 TELLING = 30  # so many rows with a staple, a late letter or an event are never left out
@@ -55,6 +56,9 @@ class Note:
     bad: bool = False
 
 
+Line = Row | Note
+
+
 class Ledger:
     """The rows of a run, all of them. Its requests have these `numbers`, or are numbered from 0.
 
@@ -70,19 +74,40 @@ class Ledger:
         self._last = {id(r): (r.letters.sources[-1], r.letters.places[-1]) for r in finished}
         self._endings = {id(bag) for bag, _ in self._last.values()}
         self._texts: dict[tuple[int, int], str] = {}  # by id of the bag and place in it
-        for request in run.requests if texts else ():
-            self._texts |= zip(_puts(request), (texts or {}).get(request.accept.external_id, ()), strict=False)
-        moments: list[tuple[int, int, Row | Note]] = [
-            (bag.process.wall(bag.sort.t_received), 1, Row([bag], [bag.step] if bag.step else [])) for bag in run.bags
-        ]
-        for step in run.steps:
-            moments += self._step(step)
         for request in run.requests:
-            moments += [(request.process.wall(a.t), 2, self._abort(request, a)) for a in request.aborts]
+            if read := (texts or {}).get(request.accept.external_id):
+                letters = zip(request.letters.sources, request.letters.places, request.fates, strict=True)
+                puts = [(id(bag), place) for bag, place, fate in letters if fate == rec.PUT]
+                self._texts |= zip(puts, read, strict=False)  # the k-th take finds what the mailbox was empty for the k-th time
+        self.rows = [line for _, _, line in sorted(self._moments(run), key=lambda moment: moment[:2])]
+
+    def _moments(self, run: Run) -> Iterator[tuple[int, int, Line]]:
+        """Each line with its time, and its place among those of the same time."""
+        for bag in run.bags:
+            yield bag.process.wall(bag.sort.t_received), 1, Row([bag], [bag.step] if bag.step else [])
+        for step in run.steps:
+            yield from self._step(step)
+        for number, request in self.requests.items():
+            visits = [visit for visit in request_visits(request) if visit[0] == ABORT] if request.aborts else ()
+            for abort, (_, t0, t1) in zip(request.aborts, visits, strict=True):
+                text = f"{request_name(number)} abort: {REASONS.get(abort.reason, abort.reason)}"
+                text += f"; the core heard it {span(t1 - t0)} later" if t1 > t0 else ""
+                text += f"; {count(len(request.late), 'late letter')}" if request.late else ""
+                yield t0, 2, Note(text, number, bad=abort.reason != "stop_string")
         for process, death in run.deaths:
-            moments.append((process.wall(death.t), 3, Note(f"engine core {death.engine_index} died", bad=True)))
-        moments.sort(key=lambda moment: moment[:2])
-        self.rows = [row for _, _, row in moments]
+            yield process.wall(death.t), 3, Note(f"engine core {death.engine_index} died", bad=True)
+
+    def _step(self, step: StepJourney) -> Iterator[tuple[int, int, Line]]:
+        """Whom it preempted, and what it computed where no bag tells of it."""
+        wall, plan = step.process.wall, step.schedule
+        for number in (self.numbers.get(id(stay.request)) for stay in step.preempted):
+            if number is not None:
+                text = f"{request_name(number)} preempted: its KV blocks went to others, it queues and computes again"
+                yield wall(plan.t0), 0, Note(text, number, bad=True)
+        if not step.bags and not step.sends and step.execute is not None:
+            names = " ".join(request_name(self.numbers[id(r)]) for r in step.requests if id(r) in self.numbers)
+            granted = count(plan.num_tokens, "prompt token")
+            yield wall(step.execute.t1), 0, Row([], [step], why=f"no letter yet: {granted} of {names}")
 
     def cells(self, row: Row) -> dict[int, Cell]:
         """What each request got from a row's bag, by its number."""
@@ -102,68 +127,48 @@ class Ledger:
         last = self._last.get(id(request)) == (bag, place)
         return Cell(letter.fate, pile, last, self._texts.get((id(bag), place), ""))
 
-    def _step(self, step: StepJourney) -> list[tuple[int, int, Row | Note]]:
-        wall, plan = step.process.wall, step.schedule
-        found: list[tuple[int, int, Row | Note]] = []
-        for stay in step.preempted:
-            number = self.numbers.get(id(stay.request))
-            if number is not None:
-                text = f"{request_name(number)} preempted: its KV blocks went to others, it queues and computes again"
-                found.append((wall(plan.t0), 0, Note(text, number, bad=True)))
-        if not step.bags and not step.sends and step.execute is not None:
-            names = [request_name(self.numbers[id(r)]) for r in step.requests if id(r) in self.numbers]
-            granted = count(plan.num_tokens, "prompt token")
-            found.append((wall(step.execute.t1), 0, Row([], [step], why=f"no letter yet: {granted} of {' '.join(names)}")))
-        return found
-
-    def _abort(self, request: RequestJourney, abort: rec.Abort) -> Note:
-        number = self.numbers[id(request)]
-        text = f"{request_name(number)} abort: {REASONS.get(abort.reason, abort.reason)}"
-        heard = [p.wall(r.t) for p, r in request.abort_receipts if set(r.internal_ids) & set(abort.internal_ids)]
-        if heard:
-            text += f"; the core heard it {span(max(0, min(heard) - request.process.wall(abort.t)))} later"
-        if request.late:
-            text += f"; {count(len(request.late), 'late letter')}"
-        return Note(text, number, bad=abort.reason != "stop_string")
-
     # ---- what is left out --------------------------------------------------------------------------------------------------
 
-    def shortened(self, limit: int | None) -> list[Row | Note]:
+    def shortened(self, limit: int | None) -> list[Line]:
         """At most about `limit` rows (None: all): first runs of bags that tell the same shrink, then the middle goes. Rows that
         tell of more than ordinary letters stay, as long as they are few."""
         rows = self.rows
         if limit is None or len(rows) <= limit:
             return list(rows)
         kept = self._telling()
-        short = [row for part in _parts(rows, kept, self._alike) for row in _shrink(part)]
+        short: list[Line] = []
+        for part in _parts(rows, kept, self._alike):
+            short += part if len(part) < ALIKE_FROM else [*part[:3], _gap(part[3:-2], "alike"), *part[-2:]]
         if len(short) <= limit:
             return short
-        head, tail = limit - limit // 3 - 1, limit // 3
-        middle = _parts(short[head : len(short) - tail], kept, lambda last, row: True)
-        return [*short[:head], *(row for part in middle for row in _fold(part)), *short[len(short) - tail :]]
+        head, tail = limit - limit // 3 - 1, len(short) - limit // 3
+        middle: list[Line] = []
+        for part in _parts(short[head:tail], kept, lambda last, row: True):
+            middle += part if len(part) < 2 else [_gap(part, "more")]
+        return [*short[:head], *middle, *short[tail:]]
 
     def _telling(self) -> set[int]:
         """Ids of the rows that must stay: staples, late letters and events, or without the staples, whichever are few."""
-        for told in ((rec.STAPLED, LATE), (LATE,)):
+        for told in ({rec.STAPLED, LATE}, {LATE}):
             found = {id(row) for row in self.rows if isinstance(row, Note) or any(self._tells(bag, told) for bag in row.bags)}
             if len(found) <= TELLING:
                 return found
         return set()
 
-    def _tells(self, bag: Bag, told: Sequence[str]) -> bool:
+    def _tells(self, bag: Bag, told: set[str]) -> bool:
         """Whether a letter in it met one of these fates."""
         may = bool(bag.late) or any(fate in bag.sort.fates for fate in told)
-        return may and not set(told).isdisjoint(self._fates(bag).values())
+        return may and not told.isdisjoint(self._fates(bag).values())
 
-    def _alike(self, a: Row | Note, b: Row | Note) -> bool:
+    def _alike(self, a: Line, b: Line) -> bool:
         """Whether bag `b` brought the same to the same requests as `a` before it, and was nobody's last."""
-        if isinstance(a, Note) or isinstance(b, Note) or not (a.bags and b.bags):
-            return isinstance(a, Row) and isinstance(b, Row) and not (a.bags or b.bags)
-        x, y = a.bags[0], b.bags[0]
-        if id(y) in self._endings:
+        if isinstance(a, Note) or isinstance(b, Note):
             return False
+        if not (a.bags and b.bags):
+            return not (a.bags or b.bags)
+        x, y = a.bags[0], b.bags[0]
         same = x.members == y.members and x.sort.fates == y.sort.fates and not (x.late or y.late)
-        return same or self._fates(x) == self._fates(y)
+        return id(y) not in self._endings and (same or self._fates(x) == self._fates(y))
 
     def _fates(self, bag: Bag) -> dict[RequestJourney | None, str]:
         """What each known request got from it."""
@@ -171,17 +176,9 @@ class Ledger:
         return {request: fate for request, fate in letters if id(request) in self.numbers}
 
 
-def _puts(request: RequestJourney) -> list[tuple[int, int]]:
-    """Where the letters lay that its mailbox was empty for. The k-th of them is what the k-th take finds."""
-    letters = zip(request.letters.sources, request.letters.places, request.fates, strict=True)
-    return [(id(bag), place) for bag, place, fate in letters if fate == rec.PUT]
-
-
-def _parts(
-    rows: Sequence[Row | Note], kept: set[int], alike: Callable[[Row | Note, Row | Note], bool]
-) -> list[list[Row | Note]]:
+def _parts(rows: Sequence[Line], kept: set[int], alike: Callable[[Line, Line], bool]) -> list[list[Line]]:
     """The rows in parts that may shrink to fewer: each `alike` the one before it, and none that must stay."""
-    parts: list[list[Row | Note]] = []
+    parts: list[list[Line]] = []
     for row in rows:
         last = parts[-1][-1] if parts else None
         if last is not None and id(row) not in kept and id(last) not in kept and alike(last, row):
@@ -191,20 +188,11 @@ def _parts(
     return parts
 
 
-def _shrink(alike: list[Row | Note]) -> list[Row | Note]:
-    return alike if len(alike) < ALIKE_FROM else [*alike[:3], _gap(alike[3:-2], "alike"), *alike[-2:]]
-
-
-def _fold(rows: list[Row | Note]) -> list[Row | Note]:
-    return rows if len(rows) < 2 else [_gap(rows, "more")]
-
-
-def _gap(rows: Sequence[Row | Note], how: str) -> Row:
-    held = [row for row in rows if isinstance(row, Row)]
-    bags = [bag for row in held for bag in row.bags]
-    notes = f", {count(len(rows) - len(held), 'event')}" if len(held) < len(rows) else ""
-    steps = [step for row in held for step in row.steps]
-    return Row(bags, steps, mixed=how == "more", why=f"{len(bags or held):,} {how}{notes}")
+def _gap(lines: Sequence[Line], how: str) -> Row:
+    rows = [line for line in lines if isinstance(line, Row)]
+    bags, steps = [bag for row in rows for bag in row.bags], [step for row in rows for step in row.steps]
+    notes = f", {count(len(lines) - len(rows), 'event')}" if len(rows) < len(lines) else ""
+    return Row(bags, steps, mixed=how == "more", why=f"{len(bags or rows):,} {how}{notes}")
 
 
 def fates(bags: Sequence[Bag]) -> Counter[str]:

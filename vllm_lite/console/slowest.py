@@ -8,14 +8,13 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from vllm_lite.console import figures
+from vllm_lite.console.figures import count, ms, span
 from vllm_lite.console.passage import request_end
-from vllm_lite.console.theme import DIM, PROCESS_STYLES, STRONG, Screen, request_name, request_style
+from vllm_lite.console.theme import DIM, PROCESS_STYLES, STRONG, Screen, View, request_name, request_style
 from vllm_lite.tracing.journey import RequestJourney, Run
 from vllm_lite.tracing.journey.times import DECODE, PREFILL, QUEUED, WIRE_IN, stay_visits
 
@@ -36,7 +35,7 @@ TELLING = 0.01  # of a request's time: what is less above the mean is not worth 
 EXCESS_FROM = 104  # narrower screens leave out what is most above the mean
 
 
-class Slowest:
+class Slowest(View):
     """The `most` slowest requests of a run, by the time from accept to close; `shown` are they, with their numbers."""
 
     def __init__(self, run: Run, most: int) -> None:
@@ -44,26 +43,25 @@ class Slowest:
         order = sorted(range(len(run.requests)), key=lambda number: -self.parts[number].total())
         self.shown = [(number, run.requests[number]) for number in order[:most]]
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines of the view."""
-        screen, count = Screen.of(console, options), len(self.parts)
-        yield screen.title("slowest", f"{len(self.shown)} of {figures.count(count, 'request')}", "where their time went, in ms")
+    def _lines(self, screen: Screen) -> Iterator[Text]:
+        total = len(self.parts)
+        yield screen.title("slowest", f"{len(self.shown)} of {count(total, 'request')}", "where their time went, in ms")
         if not self.shown:
-            yield screen.fit(Text("No request was traced in this run.", DIM))
+            yield Text("No request was traced in this run.", DIM)
             return
-        mean = {part: sum(parts[part] for parts in self.parts) / count for part in PARTS}
+        mean = {part: sum(parts[part] for parts in self.parts) / total for part in PARTS}
         width = max(len(MEAN), *(len(request_name(number)) for number, _ in self.shown)) + 1
         codes, names = Text(" " * (width + CELL + 1)), Text(" " * width + "total".rjust(CELL + 1), DIM)
         for part, (code, process) in PARTS.items():
             codes.append(code.rjust(CELL), PROCESS_STYLES[process])
             names.append(part.rjust(CELL), PROCESS_STYLES[process])
         excess = screen.width >= EXCESS_FROM
-        yield screen.fit(codes)
-        yield screen.fit(names.append("  most above the mean" if excess else "", DIM))
+        yield codes
+        yield names.append("  most above the mean" if excess else "", DIM)
         for number, _ in self.shown:
             line = Text().append(request_name(number).ljust(width), f"bold {request_style(number)}")
-            yield screen.fit(_figures(line, self.parts[number], mean if excess else None))
-        yield screen.fit(_figures(Text().append(MEAN.ljust(width), DIM), mean, None))
+            yield _figures(line, self.parts[number], mean if excess else None)
+        yield _figures(Text().append(MEAN.ljust(width), DIM), mean, None)
 
 
 def time_parts(request: RequestJourney) -> Counter[str]:
@@ -83,12 +81,12 @@ def time_parts(request: RequestJourney) -> Counter[str]:
 
 
 def _figures(line: Text, parts: Mapping[str, float], mean: Mapping[str, float] | None) -> Text:
-    line.append(figures.ms(sum(parts.values())).rjust(CELL + 1), STRONG)
+    line.append(ms(sum(parts.values())).rjust(CELL + 1), STRONG)
     for part in PARTS:
-        line.append(figures.ms(parts[part]).rjust(CELL))
+        line.append(ms(parts[part]).rjust(CELL))
     if mean is not None:
         above, part = max((parts[part] - mean[part], part) for part in PARTS)
-        line.append(f"  {part} +{figures.span(above)}" if above > TELLING * sum(parts.values()) else "", DIM)
+        line.append(f"  {part} +{span(above)}" if above > TELLING * sum(parts.values()) else "", DIM)
     return line
 
 

@@ -7,9 +7,11 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from rich.console import Console, ConsoleOptions
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from vllm_lite.tracing import records as rec
@@ -46,8 +48,6 @@ class Glyphs(NamedTuple):
 
 UNICODE = Glyphs(" ▁▂▃▄▅▆▇", "▆", "─", "━", "┊", "│", "»", "…", "←", "→", "·", "┆", "■", "•", "▁▄▆")
 ASCII = Glyphs(" .:-=+*#", "#", "-", "=", "|", "|", ">", "...", "<", ">", ".", ":", "#", "*", ".+#")
-
-
 NARROWEST, USUAL, PAPER, WIDEST = 20, 80, 120, 500  # cells
 
 
@@ -98,6 +98,18 @@ class Screen(NamedTuple):
         if room > 0:
             line.append("  ").append(rule * room, DIM)
         return self.fit(line)
+
+
+class View(ABC):
+    """What a console prints: lines, each cut where the screen ends."""
+
+    @abstractmethod
+    def _lines(self, screen: Screen) -> Iterator[Text]: ...
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines of the view."""
+        screen = Screen.of(console, options)
+        return map(screen.fit, self._lines(screen))
 
 
 def request_name(index: int) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from vllm_lite.console import figures
+from vllm_lite.console.figures import SECOND
 from vllm_lite.console.mailroom import Mailroom
 from vllm_lite.console.theme import STRONG, Screen
 from vllm_lite.tracing.journey import Run
@@ -54,7 +54,7 @@ class Top:
 
     def _busy(self, run: Run) -> Text:
         """What goes on, and the rates of the last seconds."""
-        since = self._now - WINDOW_S * figures.SECOND
+        since = self._now - WINDOW_S * SECOND
         bags = [bag for bag in run.bags if bag.sort.t_received >= since]
         steps = sum(step.schedule.t0 >= since for step in run.steps)
         tokens = sum(bag.sort.num_tokens for bag in bags)

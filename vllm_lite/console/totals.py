@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from vllm_lite.console import figures
-from vllm_lite.console.figures import count, size, span
-from vllm_lite.console.passage import STOPS, first_token, stop_label, time_span
+from vllm_lite.console.figures import SECOND, count, ms, size, span
+from vllm_lite.console.passage import STOPS, first_token, time_span
 from vllm_lite.console.rows import REASONS, fates
-from vllm_lite.console.theme import DIM, ERROR, PROCESS_NAMES, PROCESS_STYLES, STRONG, Screen
+from vllm_lite.console.theme import DIM, ERROR, PROCESS_NAMES, PROCESS_STYLES, STRONG, Screen, View
 from vllm_lite.console.timeline import ending
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.compare import Figures, quantile
@@ -27,43 +25,60 @@ from vllm_lite.tracing.stations import STATIONS
 
 LABEL = 13
 MEANING_FROM = 110  # narrower screens leave the stations' meaning out
+MEANINGS = {
+    QUEUED: "waits for a step",
+    PREFILL: "its prompt is computed",
+    DECODE: "its answer, a token a step",
+    WIRE_IN: "a request between two processes",
+    WIRE: "a bag between two processes",
+    ABORT: "given up, until the core hears it",
+} | {code: station.meaning for code, station in STATIONS.items()}
+Fact = tuple[str, str, str]  # label, sentence, style
 
 
-class Totals:
+class Totals(View):
     """The figures of a run: sentences, then a table of the stations."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines of the view."""
-        screen = Screen.of(console, options)
-        start, end = time_span(self.run)
-        yield screen.title("totals", count(len(self.run.requests), "request"), f"within {span(end - start)}")
-        for label, text, style in _facts(self.run):
-            yield screen.fit(Text().append(label.ljust(LABEL), STRONG).append(screen.printable(text), style))
-        yield from _stations(self.run, screen)
+    def _lines(self, screen: Screen) -> Iterator[Text]:
+        run = self.run
+        start, end = time_span(run)
+        yield screen.title("totals", count(len(run.requests), "request"), f"within {span(end - start)}")
+        for label, text, style in (*_requests(run, end - start), *_steps(run), *_letters(run), *_calls(run), *_faults(run)):
+            yield Text().append(label.ljust(LABEL), STRONG).append(screen.printable(text), style)
+        yield from self._stations(screen)
+
+    def _stations(self, screen: Screen) -> Iterator[Text]:
+        meaning = screen.width >= MEANING_FROM
+        head = f"{'station':{LABEL}}{'times':>7}{'mean ms':>11}{'p50 ms':>11}{'p99 ms':>11}{'total ms':>11}"
+        yield Text(head + ("   place         what happens there" if meaning else ""), DIM)
+        for key, values in station_times(self.run).items():
+            if (found := Figures.of(values)) is None:
+                continue
+            line = STOPS[key].label(LABEL).append(f"{found.visits:>7,}", DIM)
+            for value in (found.mean, found.p50, found.p99, found.total):
+                line.append(ms(value).rjust(11))
+            if meaning:
+                process = STOPS[key].process
+                line.append(f"   {PROCESS_NAMES[process]:<14}", PROCESS_STYLES[process]).append(MEANINGS[key], DIM)
+            yield line
 
 
-def _facts(run: Run) -> Iterator[tuple[str, str, str]]:
-    """(label, sentence, style) of each line."""
-    start, end = time_span(run)
+def _requests(run: Run, length: int) -> Iterator[Fact]:
     closes = [request.close for request in run.requests if request.close]
-    endings = Counter(ending(request) for request in run.requests)
-    yield "requests", f"{len(run.requests)}: " + ", ".join(f"{n} {how}" for how, n in endings.most_common()), ""
-    prompt, cached = sum(c.num_prompt_tokens for c in closes), sum(c.num_cached_tokens for c in closes)
-    answer = sum(c.num_output_tokens for c in closes)
-    rate = f", {answer * figures.SECOND / (end - start):,.1f} a second" if end > start else ""
+    yield "requests", f"{len(run.requests)}: {_most_common(Counter(map(ending, run.requests)))}", ""
+    prompt, cached = sum(close.num_prompt_tokens for close in closes), sum(close.num_cached_tokens for close in closes)
+    answer = sum(close.num_output_tokens for close in closes)
+    rate = f", {answer * SECOND / length:,.1f} a second" if length else ""
     yield "tokens", f"{prompt:,} in prompts ({cached:,} cached), {answer:,} in answers{rate}", ""
     firsts = sorted(first for request in run.requests if (first := first_token(request)) is not None)
     if firsts:
         yield "first letter", f"{span(quantile(firsts, 0.5))} after accept (p50), {span(quantile(firsts, 0.99))} (p99)", ""
-    yield from _steps(run)
-    yield from _letters(run)
-    yield from _faults(run)
 
 
-def _steps(run: Run) -> Iterator[tuple[str, str, str]]:
+def _steps(run: Run) -> Iterator[Fact]:
     plans = [step.schedule for step in run.steps]
     if not plans:
         return
@@ -74,42 +89,35 @@ def _steps(run: Run) -> Iterator[tuple[str, str, str]]:
     yield "KV cache", f"{max(plan.kv_usage for plan in plans):.1%} used at most; {preempted}", ""
 
 
-def _letters(run: Run) -> Iterator[tuple[str, str, str]]:
-    bags = run.bags
-    yield (
-        "bags",
-        f"{len(bags):,} with {count(sum(b.sort.num_outputs for b in bags), 'letter')}, "
-        + size(sum(b.sort.body_size for b in bags)),
-        "",
-    )
-    found = fates(bags)
-    words = {rec.PUT: "into an empty mailbox", rec.STAPLED: "stapled", rec.KEPT_BACK: "kept back", LATE: "late"}
+def _letters(run: Run) -> Iterator[Fact]:
+    letters, octets = sum(bag.sort.num_outputs for bag in run.bags), sum(bag.sort.body_size for bag in run.bags)
+    yield "bags", f"{len(run.bags):,} with {count(letters, 'letter')}, {size(octets)}", ""
     closes = [request.close for request in run.requests if request.close]
-    puts, takes = sum(c.puts for c in closes), sum(c.takes for c in closes)
-    told = puts - found[rec.PUT] - found[rec.STAPLED]  # the front end's own letters: they tell of an abort
-    own = [f"{told:,} to tell of an abort"] if told > 0 and len(closes) == len(run.requests) else []
-    yield "letters", ", ".join([*(f"{found[fate]:,} {word}" for fate, word in words.items()), *own]), ""
-    staples, left = sum(c.staples for c in closes), sum(c.left for c in closes)
-    holds = puts == takes + staples + left
+    puts, takes = sum(close.puts for close in closes), sum(close.takes for close in closes)
+    staples, left = sum(close.staples for close in closes), sum(close.left for close in closes)
+    found = fates(run.bags)
+    words = {rec.PUT: "into an empty mailbox", rec.STAPLED: "stapled", rec.KEPT_BACK: "kept back", LATE: "late"}
+    told = [f"{found[fate]:,} {word}" for fate, word in words.items()]
+    own = puts - found[rec.PUT] - found[rec.STAPLED]  # the front end's own letters: they tell of an abort
+    told += [f"{own:,} to tell of an abort"] if own > 0 and len(closes) == len(run.requests) else []
+    yield "letters", ", ".join(told), ""
     text = f"{count(puts, 'put')} = {count(takes, 'take')} + {count(staples, 'staple')} + {left:,} left"
-    yield "mailboxes", text + ("" if holds else " does not add up"), "" if holds else ERROR
-    aborts = Counter(abort.reason for request in run.requests for abort in request.aborts)
-    reasons = ", ".join(f"{n} {REASONS.get(reason, reason)}" for reason, n in aborts.most_common())
-    yield "aborts", f"{aborts.total()}" + (f": {reasons}" if reasons else ""), ""
-    yield from _calls(run)
+    holds = puts == takes + staples + left
+    yield "mailboxes", text if holds else f"{text} does not add up", "" if holds else ERROR
+    reasons = Counter(REASONS.get(abort.reason, abort.reason) for request in run.requests for abort in request.aborts)
+    yield "aborts", f"{reasons.total()}: {_most_common(reasons)}" if reasons else "0", ""
 
 
-def _calls(run: Run) -> Iterator[tuple[str, str, str]]:
+def _calls(run: Run) -> Iterator[Fact]:
     """Pauses, sleep and the like, where there were any."""
     calls = Counter(call.told.method for call in run.calls)
     failed = Counter(f"{call.told.method}: {call.told.error[0]}" for call in run.calls if call.told.error)
     if calls:
-        methods = ", ".join(f"{n} {method}" for method, n in calls.most_common())
-        told = ", ".join(f"{n} {how}" for how, n in failed.most_common())
-        yield "calls", f"{calls.total()}: {methods}" + (f"; failed: {told}" if failed else ""), ERROR if failed else ""
+        told = f"; failed: {_most_common(failed)}" if failed else ""
+        yield "calls", f"{calls.total()}: {_most_common(calls)}{told}", ERROR if failed else ""
 
 
-def _faults(run: Run) -> Iterator[tuple[str, str, str]]:
+def _faults(run: Run) -> Iterator[Fact]:
     """Only what went wrong."""
     for _, death in run.deaths:
         how = f": {death.reason}" if death.reason else ""
@@ -122,32 +130,8 @@ def _faults(run: Run) -> Iterator[tuple[str, str, str]]:
         yield "not recorded", "; ".join(lost), ERROR
 
 
-def _stations(run: Run, screen: Screen) -> Iterator[Text]:
-    head = "station".ljust(LABEL) + "times".rjust(7)
-    for name in ("mean ms", "p50 ms", "p99 ms", "total ms"):
-        head += name.rjust(11)
-    meaning = screen.width >= MEANING_FROM
-    yield screen.fit(Text(head + ("   place         what happens there" if meaning else ""), DIM))
-    for key, values in station_times(run).items():
-        if (found := Figures.of(values)) is not None:
-            line = stop_label(key, LABEL).append(f"{found.visits:,}".rjust(7), DIM)
-            for value in (found.mean, found.p50, found.p99, found.total):
-                line.append(figures.ms(value).rjust(11))
-            if meaning:
-                process = STOPS[key].process
-                line.append(f"   {PROCESS_NAMES[process]:<14}", PROCESS_STYLES[process])
-                line.append(STATIONS[key].meaning if key in STATIONS else _MEANINGS[key], DIM)
-            yield screen.fit(line)
-
-
-_MEANINGS = {
-    QUEUED: "waits for a step",
-    PREFILL: "its prompt is computed",
-    DECODE: "its answer, a token a step",
-    WIRE_IN: "a request between two processes",
-    WIRE: "a bag between two processes",
-    ABORT: "given up, until the core hears it",
-}
+def _most_common(found: Counter[str]) -> str:
+    return ", ".join(f"{number} {what}" for what, number in found.most_common())
 
 
 if __name__ == "__main__":
