@@ -11,26 +11,19 @@ from vllm_lite.config import SchedulerConfig
 from vllm_lite.exceptions import MaxQueuedTokensError, QueueOverflowError
 
 
-class AdmissionControl:
-    """Limits on requests in the engine (`max_num_queued_reqs`) and on prompt tokens not yet computed (`..._tokens`)."""
+def check_admission(limits: SchedulerConfig, n: int, num_requests: int, num_queued_tokens: int) -> None:
+    """Raise QueueOverflowError where `n` more requests would be too many; all of them are admitted, or none.
 
-    def __init__(self, scheduler_config: SchedulerConfig) -> None:
-        self.max_num_queued_reqs = scheduler_config.max_num_queued_reqs
-        self.max_num_queued_tokens = scheduler_config.max_num_queued_tokens
-
-    def check(self, n: int, num_requests: int, num_queued_tokens: int) -> None:
-        """Raise QueueOverflowError where `n` more requests would be too many; all of them are admitted, or none.
-
-        The new request's own tokens do not count, so a prompt longer than the limit is served when nothing else waits.
-        """
-        most = self.max_num_queued_reqs
-        if most is not None and num_requests + n > most:
-            remedy = "try again later" if n <= most else f"n must be <= {most}"
-            raise QueueOverflowError(
-                f"{num_requests} requests are in the engine and {n} more would exceed max_num_queued_reqs={most}; {remedy}"
-            )
-        most = self.max_num_queued_tokens
-        if most is not None and num_queued_tokens >= most:
-            raise MaxQueuedTokensError(
-                f"{num_queued_tokens} prompt tokens wait and max_num_queued_tokens is {most}; try again later"
-            )
+    The new request's own tokens do not count, so a prompt longer than the limit is served when nothing else waits.
+    """
+    most = limits.max_num_queued_reqs
+    if most is not None and num_requests + n > most:
+        remedy = "try again later" if n <= most else f"n must be <= {most}"
+        raise QueueOverflowError(
+            f"{num_requests} requests are in the engine and {n} more would exceed max_num_queued_reqs={most}; {remedy}"
+        )
+    most = limits.max_num_queued_tokens
+    if most is not None and num_queued_tokens >= most:
+        raise MaxQueuedTokensError(
+            f"{num_queued_tokens} prompt tokens wait and max_num_queued_tokens is {most}; try again later"
+        )

@@ -19,7 +19,7 @@ from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import check_number, check_text, refuse
 from vllm_lite.engine_args import AsyncEngineArgs
 from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, MaxQueuedTokensError, QueueOverflowError, VLLMClientError
-from vllm_lite.frontend.admission_control import AdmissionControl
+from vllm_lite.frontend.admission_control import check_admission
 from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.control import EngineControl
 from vllm_lite.frontend.core_client import make_async_mp_client, note_place, take_ready
@@ -85,7 +85,6 @@ class AsyncLLM(EngineControl):
         try:  # what is cheap and may refuse the configuration comes before the processes
             self.renderer, self.output_processor = parts.build_desk(config, log_stats=self.log_stats)
             self.input_processor = InputProcessor(config, self.renderer)
-            self._admission = AdmissionControl(config.scheduler_config)
             self._stamps = parts.build_stamps(config, joined=client_addresses is not None)
             self.engine_core = parts.launch(lambda: make_async_mp_client(config, client_addresses))
             take_ready(config, self.engine_core.ready)
@@ -298,7 +297,8 @@ class AsyncLLM(EngineControl):
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         processor = self.output_processor
-        self._admission.check(n, processor.get_num_unfinished_requests(), processor.get_num_queued_tokens())
+        limits = self.vllm_config.scheduler_config
+        check_admission(limits, n, processor.get_num_unfinished_requests(), processor.get_num_queued_tokens())
 
     def _run_output_handler(self) -> None:
         """Start the background task, once."""

@@ -9,7 +9,7 @@ Mirrors: vllm/v1/engine/detokenizer.py
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from vllm_lite.frontend.tokenizer import Tokenizer
 from vllm_lite.sampling_params import SamplingParams
@@ -214,11 +214,7 @@ class StreamDetokenizer(_TextDetokenizer):
         self._tokenizer = tokenizer
         self._skip_special_tokens = params.skip_special_tokens
         self._pending: list[int] = []  # ids whose text has not come out
-        self._step = self._open(prompt_token_ids[-PROMPT_TAIL:])
-
-    def _open(self, prompt_token_ids: Sequence[int]) -> Callable[[int], str | None]:
-        stream, backend = self._tokenizer.decode_stream(prompt_token_ids, self._skip_special_tokens)
-        return lambda token_id: stream.step(backend, token_id)
+        self._step = tokenizer.decode_stream(prompt_token_ids[-PROMPT_TAIL:], params.skip_special_tokens)
 
     def _decode(self, token_id: int) -> str:
         self._pending.append(token_id)
@@ -233,7 +229,7 @@ class StreamDetokenizer(_TextDetokenizer):
 
     def _restart(self) -> str:
         """Say what the pending ids are on their own, and begin anew after them."""
-        self._step = self._open(self._pending[-1:])
+        self._step = self._tokenizer.decode_stream(self._pending[-1:], self._skip_special_tokens)
         return self._flush()
 
     def _flush(self) -> str:

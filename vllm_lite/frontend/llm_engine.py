@@ -7,9 +7,10 @@ Mirrors: vllm/v1/engine/llm_engine.py
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
 from vllm_lite.config import VllmConfig
@@ -75,31 +76,29 @@ class LLMEngine:
         **options: Unpack[RequestOptions],
     ) -> str:
         """Check, register and hand over a request; returns its internal id. Where that fails nothing of it is left."""
-        trace = None if self._stamps is None else self._stamps.accept(request_id, params, trace_headers)
-        try:
+        stamps = self._stamps
+        trace = None if stamps is None else stamps.accept(request_id, params, trace_headers)
+        with contextlib.nullcontext() if stamps is None else stamps.entering(trace):
             t0 = now_ns()
+            rendered = self.renderer.render(prompt, tokenization_kwargs)
             request = self.input_processor.process_inputs(
                 request_id,
-                rendered := self.renderer.render(prompt, tokenization_kwargs),
+                rendered,
                 params,
                 supported_tasks=self.engine_core.ready[0].supported_tasks,
                 trace_headers=trace_headers if trace is not None else unsampled_headers(trace_headers),
                 **options,
             )
-            if trace is not None and self._stamps is not None:
-                self._stamps.tokenise(trace, t0, len(rendered["prompt_token_ids"]))
+            if trace is not None and stamps is not None:
+                stamps.tokenise(trace, t0, len(rendered["prompt_token_ids"]))
             self.input_processor.assign_request_id(request)
-            self._enter(request, rendered.get("prompt"), trace)
-        except BaseException as error:
-            if trace is not None and self._stamps is not None:
-                self._stamps.close_request(trace, error)
-            raise
+            mailbox = RequestOutputCollector(request.params.output_kind, request.request_id, trace, stamps)
+            self._enter(request, rendered.get("prompt"), mailbox)
+        self._mailboxes[request.request_id] = mailbox
         return request.request_id
 
-    def _enter(self, request: EngineCoreRequest, prompt: str | None, trace: RequestTrace | None) -> None:
+    def _enter(self, request: EngineCoreRequest, prompt: str | None, mailbox: RequestOutputCollector) -> None:
         """Register and post the request, or all its children, or none."""
-        internal_id = request.request_id
-        mailbox = RequestOutputCollector(request.params.output_kind, internal_id, trace, self._stamps)
         children, parent = children_of(request)
         registered: list[str] = []
         try:
@@ -107,11 +106,10 @@ class LLMEngine:
                 self.output_processor.add_request(child, prompt, mailbox, parent, index)
                 registered.append(child.request_id)
             for index, child in enumerate(children):
-                self._post(child, index, trace)
+                self._post(child, index, mailbox.trace)
         except BaseException:
-            self._give_up(registered, "api")
+            self._give_up(registered)
             raise
-        self._mailboxes[internal_id] = mailbox
 
     def _post(self, request: EngineCoreRequest, sample: int, trace: RequestTrace | None) -> None:
         if trace is None or self._stamps is None:
@@ -125,13 +123,13 @@ class LLMEngine:
     def abort_request(self, request_ids: Iterable[str]) -> None:
         """Give requests up, by internal id; `step` gives nothing of them any more."""
         for internal_id in request_ids:
-            self._give_up([internal_id], "api")
+            self._give_up([internal_id])
             mailbox = self._mailboxes.pop(internal_id, None)
             if mailbox is not None:
                 mailbox.close()
 
-    def _give_up(self, request_ids: Sequence[str], reason: str) -> None:
-        self._send_abort(self.output_processor.abort_requests(request_ids, internal=True), reason)
+    def _give_up(self, request_ids: Iterable[str]) -> None:
+        self._send_abort(self.output_processor.abort_requests(request_ids, internal=True), "api")
 
     def _send_abort(self, internal_ids: list[str], reason: str) -> None:
         if internal_ids and self.engine_core.dead_error is None:

@@ -27,7 +27,7 @@ class ParentRequest:
         self.child_requests: set[str] = set()
         self.max_num_generation_tokens = 0  # of the children that have ended
         self._final: list[CompletionOutput] = []
-        self._shared_params: SamplingParams | None = None
+        self._child_params = msgspec.structs.replace(self.sampling_params, n=1)
 
     @property
     def n(self) -> int:
@@ -42,11 +42,9 @@ class ParentRequest:
         child_id = f"{index}_{self.request_id}"
         self.child_requests.add(child_id)
         seed = self.sampling_params.seed
-        if seed is not None:
-            return child_id, msgspec.structs.replace(self.sampling_params, n=1, seed=_wrapped(seed + index))
-        if self._shared_params is None:
-            self._shared_params = msgspec.structs.replace(self.sampling_params, n=1)
-        return child_id, self._shared_params
+        if seed is None:
+            return child_id, self._child_params
+        return child_id, msgspec.structs.replace(self._child_params, seed=_wrapped(seed + index))
 
     def get_outputs(self, child_id: str, output: CompletionOutput) -> tuple[list[CompletionOutput], bool]:
         """What goes out now that child `child_id` has made `output`, and whether the whole request is finished.

@@ -8,7 +8,8 @@ Mirrors: vllm/tokenizers/ (its Hugging Face half)
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,10 @@ class Tokenizer:
             table = self._pieces[skip_special_tokens] = PieceTable(self._backend, skipped)
         return table
 
-    def decode_stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> tuple[DecodeStream, Backend]:
-        """The library's own incremental decoder, primed with the prompt, and the backend its `step` wants."""
-        return DecodeStream(ids=list(prompt_token_ids), skip_special_tokens=skip_special_tokens), self._backend
+    def decode_stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> Callable[[int], str | None]:
+        """The library's own incremental decoder, primed with the prompt: from a token id to the text that it completes."""
+        stream = DecodeStream(ids=list(prompt_token_ids), skip_special_tokens=skip_special_tokens)
+        return partial(stream.step, self._backend)
 
     def _frame_with_special_tokens(self, settings: Mapping[str, Any]) -> None:
         """Where tokenizer_config.json says whether texts begin with bos and end with eos, it overrides tokenizer.json."""
