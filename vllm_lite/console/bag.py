@@ -122,7 +122,6 @@ def _fate(letter: Letter, place: int) -> str:
 
 
 if __name__ == "__main__":
-    from vllm_lite.console.demo import canned_run
-    from vllm_lite.console.theme import new_console
+    from vllm_lite.console.demo import canned_run, show
 
-    new_console().print(BagView(canned_run(), 3))
+    show(BagView(canned_run(), 3))

@@ -72,7 +72,6 @@ def _verdict(pair: Pair) -> str:
 
 
 if __name__ == "__main__":
-    from vllm_lite.console.demo import canned_run
-    from vllm_lite.console.theme import new_console
+    from vllm_lite.console.demo import canned_run, show
 
-    new_console().print(Diff(canned_run(), canned_run(engine_dies=True), ("a canned run", "the same, but its engine dies")))
+    show(Diff(canned_run(), canned_run(engine_dies=True), ("a canned run", "the same, but its engine dies")))

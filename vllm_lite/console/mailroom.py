@@ -15,9 +15,8 @@ from statistics import median
 
 from rich.text import Text
 
-from vllm_lite.console.bars import split
 from vllm_lite.console.columns import COLUMNS, CORE, PLANS, TIMED, WAIT, Column, row_figures
-from vllm_lite.console.figures import count, size, span
+from vllm_lite.console.figures import count, size, span, split
 from vllm_lite.console.passage import STOPS, request_end
 from vllm_lite.console.rows import Cell, Ledger, Note, Row, fates
 from vllm_lite.console.theme import DIM, ERROR, FATE_STYLES, PROCESS_STYLES, STRONG, Screen, View, request_name, request_style
@@ -241,7 +240,6 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 if __name__ == "__main__":
-    from vllm_lite.console.demo import canned_run
-    from vllm_lite.console.theme import new_console
+    from vllm_lite.console.demo import canned_run, show
 
-    new_console().print(Mailroom(canned_run(), rows=None if "--all" in sys.argv else ROWS))
+    show(Mailroom(canned_run(), rows=None if "--all" in sys.argv else ROWS))

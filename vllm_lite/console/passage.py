@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from vllm_lite.console.bars import Interval, TimeScale
+from vllm_lite.console.figures import Interval, TimeScale
 from vllm_lite.console.theme import DIM, PROCESS_NAMES, PROCESS_STYLES, Screen
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import Bag, RequestJourney, Run, times

@@ -91,7 +91,6 @@ def _figures(line: Text, parts: Mapping[str, float], mean: Mapping[str, float] |
 
 
 if __name__ == "__main__":
-    from vllm_lite.console.demo import canned_run
-    from vllm_lite.console.theme import new_console
+    from vllm_lite.console.demo import canned_run, show
 
-    new_console().print(Slowest(canned_run(), 3))
+    show(Slowest(canned_run(), 3))

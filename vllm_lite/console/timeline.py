@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from vllm_lite.console.bars import TimeScale
-from vllm_lite.console.figures import count, ms, span
+from vllm_lite.console.figures import TimeScale, count, ms, span
 from vllm_lite.console.passage import STOPS, Chart, first_token, request_end, request_intervals, time_span
 from vllm_lite.console.theme import DIM, ERROR, STRONG, Screen, View, request_name, request_style
 from vllm_lite.tracing.journey import RequestJourney, Run
@@ -132,10 +131,9 @@ def _story(request: RequestJourney) -> str:
 
 
 if __name__ == "__main__":
-    from vllm_lite.console.demo import canned_run
-    from vllm_lite.console.theme import new_console
+    from vllm_lite.console.demo import canned_run, show
 
     shown = canned_run()
-    new_console().print(Overview(shown))
+    show(Overview(shown))
     for index, journey in enumerate(shown.requests):
-        new_console().print(Waterfall(journey, index))
+        show(Waterfall(journey, index))

@@ -66,9 +66,8 @@ class Top:
 
 
 if __name__ == "__main__":
-    from vllm_lite.console.demo import canned_run
-    from vllm_lite.console.theme import new_console
+    from vllm_lite.console.demo import canned_run, show
 
     demo, top = canned_run(), Top("a canned run")
     top.look(demo, demo.bags[-1].sort.t_received)
-    new_console().print(top)
+    show(top)

@@ -135,7 +135,6 @@ def _most_common(found: Counter[str]) -> str:
 
 
 if __name__ == "__main__":
-    from vllm_lite.console.demo import canned_run
-    from vllm_lite.console.theme import new_console
+    from vllm_lite.console.demo import canned_run, show
 
-    new_console().print(Totals(canned_run()))
+    show(Totals(canned_run()))
