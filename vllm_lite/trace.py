@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -228,9 +228,8 @@ def _around_new_engines(level: int, folder: Path) -> Iterator[TracedRun]:
     _settle(run)
     for path in (folder, *run.beside):  # an engine that lives on does so unrecorded
         if (path / CONTROL_FILE).exists():
-            page = ControlPage.open(path)
-            page.level = 0
-            page.close()
+            with closing(ControlPage.open(path)) as page:
+                page.level = 0
 
 
 def _runs_beside(folder: Path) -> list[Path]:

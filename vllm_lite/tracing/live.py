@@ -8,7 +8,7 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,13 +70,12 @@ def switched(run_dir: Path, level: int | None = None, count: int | None = None) 
 
     Each process of the engine sees it at its next step, bag or request.
     """
-    page = ControlPage.open(run_dir)
-    lease = page.lease(level or 0, count)
-    try:
-        yield
-    finally:
-        page.release(lease)
-        page.close()
+    with closing(ControlPage.open(run_dir)) as page:
+        lease = page.lease(level or 0, count)
+        try:
+            yield
+        finally:
+            page.release(lease)
 
 
 class Tail:
@@ -120,9 +119,7 @@ def _mapped(maps: Path) -> list[Path]:
 
 def _look(run_dir: Path) -> LiveRun | None:
     try:
-        page = ControlPage.open(run_dir)
+        with closing(ControlPage.open(run_dir)) as page:
+            return LiveRun(run_dir, page.pid, page.level, page.count) if is_alive(page.pid) else None
     except (OSError, ValueError):
         return None
-    run = LiveRun(run_dir, page.pid, page.level, page.count)
-    page.close()
-    return run if is_alive(run.pid) else None

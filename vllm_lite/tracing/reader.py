@@ -11,6 +11,7 @@ import socket
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -115,12 +116,9 @@ class RunReader:
         self._left_out = {path for paths in spool.segments(run_dir).values() for path in paths[:-1]} if newest_only else set()
         self.behind = False  # the last poll stopped at its limit
         self._anchors: dict[str, Anchor] = {}  # by boot
-        try:
-            page = ControlPage.open(run_dir)
+        # Spools that were copied away from their page carry anchors of their own.
+        with suppress(FileNotFoundError, ValueError), closing(ControlPage.open(run_dir)) as page:
             self._anchors[page.anchor.boot_id] = page.anchor
-            page.close()
-        except (FileNotFoundError, ValueError):  # spools that were copied away from their page carry anchors of their own
-            pass
 
     def poll(self, limit: int | None = None) -> Iterator[tuple[Process, Record]]:
         """New records, at most about `limit` bytes of them; within a spool in the order they were written.
@@ -171,8 +169,7 @@ class RunReader:
         key = (header.host, header.boot_id, header.pid, header.role)
         if key not in self.processes:
             anchor = self._anchors.setdefault(header.boot_id, Anchor(header.wall_ns, header.mono_ns, header.boot_id))
-            self.processes[key] = Process(
-                header.role, header.pid, header.host, header.boot_id, header.parent_pid, anchor.offset
-            )
+            place = header.role, header.pid, header.host, header.boot_id
+            self.processes[key] = Process(*place, header.parent_pid, anchor.offset)
         self.processes[key].threads.setdefault(header.thread, False)
         return self.processes[key]

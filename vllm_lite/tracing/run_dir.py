@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 
 from vllm_lite.exceptions import VLLMValidationError
@@ -60,12 +61,10 @@ def remove_if_empty(run_dir: Path) -> bool:
 def _owned(run_dir: Path) -> bool:
     """Whether the process that made the directory still runs."""
     try:
-        page = ControlPage.open(run_dir)
+        with closing(ControlPage.open(run_dir)) as page:
+            return is_alive(page.pid)
     except (FileNotFoundError, ValueError):
         return True  # not ours to judge
-    owner = page.pid
-    page.close()
-    return is_alive(owner)
 
 
 def _level(value: str) -> int:
