@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from queue import SimpleQueue
+from typing import Any
 
 import zmq
 
 from tests.engine_core.core_process import WAIT_S, add_letter
-from vllm_lite.engine_core.core.io_threads import InputQueue, InputThread
+from vllm_lite.engine_core.core.io_threads import CoreQueues, InputThread
 from vllm_lite.engine_core.request import Request
 from vllm_lite.wire.messages import PROTOCOL_VERSION, EngineCoreReadyResponse, EngineCoreRequest, EngineCoreRequestType
 from vllm_lite.wire.serial_utils import MsgpackEncoder
@@ -19,8 +20,7 @@ READY = EngineCoreReadyResponse(PROTOCOL_VERSION, 0, 1, 2048, 1000, 16, "float32
 def test_a_last_letter_and_the_end_of_its_connection_that_come_in_one_round() -> None:
     """The thread is held at the first letter until both are there."""
     held, go = threading.Event(), threading.Event()
-    failures: list[str] = []
-    queue: InputQueue = SimpleQueue()
+    queue: SimpleQueue[tuple[EngineCoreRequestType, Any]] = SimpleQueue()
 
     def preprocess(letter: EngineCoreRequest) -> Request:
         held.set()
@@ -36,15 +36,7 @@ def test_a_last_letter_and_the_end_of_its_connection_that_come_in_one_round() ->
         routers = [stays, leaves]
         addresses = [f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}" for router in routers]
         thread = InputThread(
-            ours,
-            addresses,
-            READY,
-            preprocess=preprocess,
-            input_queue=queue,
-            aborts_queue=SimpleQueue(),
-            output_queue=SimpleQueue(),
-            trace_dir=None,
-            on_failure=failures.append,
+            ours, addresses, READY, preprocess, CoreQueues(queue, SimpleQueue(), SimpleQueue()), trace_dir=None
         )
         thread.start()
         identities = [router.recv_multipart()[0] for router in routers]
@@ -66,4 +58,4 @@ def test_a_last_letter_and_the_end_of_its_connection_that_come_in_one_round() ->
         ours.term()
         thread.join(WAIT_S)
     assert not thread.is_alive()
-    assert failures == []
+    assert queue.empty()

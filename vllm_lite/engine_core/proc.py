@@ -110,15 +110,7 @@ def start(handshake_address: str, engine_index: int) -> EngineCoreProc | None:
         init = msgspec.msgpack.decode(handshake.recv(), type=EngineInit)
         t1 = now_ns()
         vllm_config = msgspec.msgpack.decode(init.vllm_config, type=VllmConfig)
-        core = EngineCoreProc(
-            vllm_config,
-            Executor.get_class(vllm_config),
-            engine_index=engine_index,
-            ctx=ctx,
-            input_addresses=init.input_addresses,
-            output_addresses=init.output_addresses,
-            coordinator_address=init.coordinator_address,
-        )
+        core = EngineCoreProc(vllm_config, Executor.get_class(vllm_config), engine_index, ctx, init)
         core.step_tracer.phase("handshake", t0, t1)
         core.step_tracer.phase("engine_core.start", t0)
         handshake.send(msgspec.msgpack.encode(core.ready()))

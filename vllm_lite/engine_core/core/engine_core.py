@@ -1,68 +1,32 @@
-"""Scheduler and executor, one step after another.
+"""Pausing, sleeping and waking: what an engine core is asked for besides answering requests.
 
-Process: engine core (or the front end's, for an engine in process). Knows: the order of a step, and what may happen between its
-stages. Does not know: sockets, threads, or who asked.
-Mirrors: vllm/v1/engine/core.py (EngineCore)
+Process: engine core, main thread. Knows: the scheduler's pause state, the executor's memory, what is to be done once no step is
+left to come. Does not know: who asked, or how the answer travels; an answer that must wait for the last step is a Future.
+Mirrors: vllm/v1/engine/core.py (EngineCore: pause_scheduler, sleep, wake_up and their like)
 """
 
 from __future__ import annotations
 
-import logging
-import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from vllm_lite.config import VllmConfig
-from vllm_lite.config.checks import check_token_ids, refuse
-from vllm_lite.engine_core.core.control import CoreControl
-from vllm_lite.engine_core.core.step_tracer import StepStamp, StepTracer
-from vllm_lite.engine_core.executor.abstract import Executor, FailureCallback
-from vllm_lite.engine_core.kv_cache_utils import get_kv_cache_config, get_request_block_hasher
-from vllm_lite.engine_core.request import Request, RequestStatus
-from vllm_lite.engine_core.scheduler import Scheduler
-from vllm_lite.exceptions import VLLMValidationError
-from vllm_lite.tracing.recorder import Recorder, now_ns
-from vllm_lite.wire.kv_cache_interface import KVCacheConfig
-from vllm_lite.wire.messages import (
-    PROTOCOL_VERSION,
-    EngineCoreAbort,
-    EngineCoreOutputs,
-    EngineCoreReadyResponse,
-    EngineCoreRequest,
-)
-from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
+from vllm_lite.config.checks import check_bool, check_choice, check_int, check_text, refuse
+from vllm_lite.engine_core.core.stepper import Stepper
+from vllm_lite.engine_core.executor.abstract import SLEEP_TAGS, Executor, FailureCallback
+from vllm_lite.engine_core.request import Request
+from vllm_lite.engine_core.scheduler import PauseState
+from vllm_lite.wire.messages import DEFAULT_WEIGHT_VERSION
 
-logger = logging.getLogger(__name__)
+PAUSE_MODES = ("abort", "wait", "keep")
+SCHEDULING_TAG = "scheduling"  # wakes the scheduler, with the last of the executor's tags
 
 
-class StepInFlight(NamedTuple):
-    """A step that was handed to the workers; `sampled` is None where it only brings them news."""
-
-    plan: SchedulerOutput
-    stamp: StepStamp | None
-    executed: Future[ModelRunnerOutput | None]
-    sampled: Future[ModelRunnerOutput] | None
-
-    def result(self) -> ModelRunnerOutput:
-        """Wait for it; raises what the workers raised, the forward pass first."""
-        output = self.executed.result()
-        if self.sampled is not None:
-            output = self.sampled.result()
-        assert output is not None
-        return output
-
-
-class EngineCore(CoreControl):
-    """Builds the executor and the scheduler; `step()` does the rest.
-
-    The constructor returns once the model is loaded and the KV cache allocated. Its errors are those of the executor and of
-    the configuration; nothing is left behind then. `aborts_queue` may be filled by another thread while a step runs.
-    """
-
-    engine_index = 0
+class EngineCore(Stepper):
+    """Steps, and all else that an engine core can be told to do. While paused, requests are still taken in; they wait."""
 
     def __init__(
         self,
@@ -70,176 +34,105 @@ class EngineCore(CoreControl):
         executor_class: type[Executor],
         executor_fail_callback: FailureCallback | None = None,
     ) -> None:
-        super().__init__()
-        self.vllm_config = vllm_config
-        observability = vllm_config.observability_config
-        trace_dir = observability.trace_dir
-        self._recorder = Recorder(trace_dir, "engine-core", "main") if trace_dir is not None else None
-        self.step_tracer = StepTracer(self._recorder, observability.trace_steps)
-        self.aborts_queue: SimpleQueue[EngineCoreAbort] = SimpleQueue()
-        scheduling = vllm_config.scheduler_config
-        scheduling.async_scheduling = _async_scheduling(scheduling.async_scheduling, executor_class)
-        self.batch_queue: deque[StepInFlight] = deque()  # what runs or waits for the workers
-        self.max_concurrent_batches = executor_class.max_concurrent_batches if scheduling.async_scheduling else 1
-        t0 = now_ns()
-        self.model_executor = executor_class(vllm_config)
-        self.step_tracer.phase("build_executor", t0)
-        try:
-            if executor_fail_callback is not None:
-                self.model_executor.register_failure_callback(executor_fail_callback)
-            self.kv_cache_config = self._initialize_kv_caches()
-            self.scheduler = Scheduler(vllm_config, self.kv_cache_config)
-            self.worker_info = self.model_executor.worker_info()
-        except BaseException:
-            self.model_executor.shutdown()
-            raise
-        cache = vllm_config.cache_config
-        self._block_hasher = get_request_block_hasher(cache.block_size) if cache.enable_prefix_caching else None
-
-    def _initialize_kv_caches(self) -> KVCacheConfig:
-        """Size the KV cache by the configuration, else by what the worker says is free, and let the worker allocate it."""
-        executor, cache = self.model_executor, self.vllm_config.cache_config
-        t0 = now_ns()
-        sizes = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
-        fixed = next((name for name in sizes if getattr(cache, name) is not None), None)
-        specs = executor.get_kv_cache_specs()
-        available_bytes = None if fixed else executor.determine_available_memory()
-        kv_cache_config = get_kv_cache_config(self.vllm_config, specs, available_bytes)
-        cache.num_gpu_blocks = kv_cache_config.num_blocks
-        try:
-            executor.initialize_from_config(kv_cache_config)
-        except Exception as error:
-            if fixed is None:
-                raise
-            raise refuse(fixed, getattr(cache, fixed), f"no more than the worker can allocate ({error})") from error
-        self.step_tracer.phase("initialize_kv_caches", t0)
-        tokens = (kv_cache_config.num_blocks - 1) * cache.block_size
-        logger.info("KV cache: %d blocks, %d tokens", kv_cache_config.num_blocks, tokens)
-        return kv_cache_config
-
-    def ready(self) -> EngineCoreReadyResponse:
-        """What a front end is told of this engine core."""
-        config, kv, info = self.vllm_config, self.kv_cache_config, self.worker_info
-        return EngineCoreReadyResponse(
-            PROTOCOL_VERSION,
-            self.engine_index,
-            os.getpid(),
-            self.scheduler.max_model_len,
-            kv.num_blocks,
-            config.cache_config.block_size,
-            info["dtype"],
-            info["device"],
-            config.model_config.vocab_size,
-            config.parallel_config.distributed_executor_backend,
-            self.max_concurrent_batches,
-            kv.num_blocks * kv.bytes_per_block,
-            info["weights_bytes"],
-            info["attention_backend"],
-            info["load_seconds"],
-            self.get_supported_tasks(),
-        )
-
-    # ---- requests ------------------------------------------------------------------------------------------------------------
-
-    def preprocess_add_request(self, request: EngineCoreRequest) -> Request:
-        """Check a letter and turn it into a request, block hashes included; called off the main thread.
-
-        Raises VLLMValidationError for what would hurt the step it is in; the front end has refused all of it before.
-        """
-        max_model_len = self.scheduler.max_model_len
-        prompt = request.prompt_token_ids
-        if not prompt:
-            raise VLLMValidationError("prompt_token_ids must hold at least one token", parameter="prompt_token_ids")
-        if (request.sampling_params is None) == (request.pooling_params is None):
-            raise VLLMValidationError("a request has either sampling_params or pooling_params", parameter="sampling_params")
-        if request.pooling_params is not None and "embed" not in self.get_supported_tasks():
-            raise refuse("pooling_params", request.pooling_params, "absent: this engine's worker does not pool")
-        longest = max_model_len if request.sampling_params is None else max_model_len - 1
-        if len(prompt) > longest:
-            raise refuse("prompt_token_ids", f"{len(prompt)} tokens", f"at most {longest} tokens long")
-        model = self.vllm_config.model_config
-        check_token_ids("prompt_token_ids", prompt, model.vocab_size)
-        if request.sampling_params is not None:
-            request.sampling_params.check_model(model.vocab_size, model.max_logprobs)
-        return Request.from_engine_core_request(request, self._block_hasher)
-
-    def add_request(self, request: Request) -> None:
-        """Let a request wait for its first step. Raises ValueError where one of its id is here already."""
-        self.scheduler.add_request(request)
-        self.step_tracer.enter(request)
-
-    def abort_requests(self, request_ids: Iterable[str] | None, reason: str = "api") -> list[Request]:
-        """Give requests up (None: all), in whatever state; returns those that were still here. Unknown ids are no error."""
-        requests = self.scheduler.requests
-        ids = list(requests) if request_ids is None else [i for i in dict.fromkeys(request_ids) if i in requests]
-        for request_id in ids:
-            request = requests[request_id]
-            if request.trace is not None and request.status != RequestStatus.WAITING_FOR_STREAMING_REQ:  # that part has left
-                self.step_tracer.leave(request.trace, request_id, reason, request.status.name.lower())
-        return self.scheduler.finish_requests(ids, RequestStatus.FINISHED_ABORTED)
-
-    # ---- a step --------------------------------------------------------------------------------------------------------------
-
-    def has_work(self) -> bool:
-        """True while there is a step to plan or a result to wait for."""
-        return bool(self.batch_queue) or self.scheduler.has_requests()
-
-    def step(self) -> dict[int, EngineCoreOutputs]:
-        """Plan a step and hand it to the workers, then wait for the oldest in flight, unless there is room for another one: a
-        bag for each client that gets something.
-
-        So, with async scheduling, the workers have their next step while the result of the last one is looked at. Aborts that
-        arrived while the model ran are applied before its result, so that they win over a last token.
-        """
-        queue = self.batch_queue
-        if self.scheduler.has_requests():
-            step = self._dispatch()
-            if step is not None:
-                queue.append(step)
-                if step.sampled is not None and len(queue) < self.max_concurrent_batches:
-                    return {}
-        return self._finish(queue.popleft()) if queue else {}
+        super().__init__(vllm_config, executor_class, executor_fail_callback)
+        self._idle_actions: deque[tuple[Future[None], Callable[[], None]]] = deque()
 
     def flush_step(self) -> None:
-        """Run a step that has no request; in process nobody waits for its bag."""
+        """Run a step that has no request, only news for the workers; in process nobody waits for its bag."""
         self.step()
 
-    def _dispatch(self) -> StepInFlight | None:
-        """Plan a step and hand it to the workers; None where it holds nothing at all."""
-        tracer = self.step_tracer
-        t0 = tracer.begin()
-        plan = self.scheduler.schedule()
-        stamp = tracer.scheduled(t0, self.scheduler, plan) if t0 else None
-        if not (plan.num_scheduled_tokens or plan.finished_req_ids or plan.preempted_req_ids):
-            return None
-        executed = self.model_executor.execute_model(plan)
-        sampled = self.model_executor.sample_tokens() if plan.num_scheduled_tokens else None
-        return StepInFlight(plan, stamp, executed, sampled)
+    def tell_aborted(self, requests: list[Request]) -> None:
+        """Their callers hear that these requests were aborted; in process whoever paused knows."""
 
-    def _finish(self, step: StepInFlight) -> dict[int, EngineCoreOutputs]:
-        """Wait for a step's result and tell the scheduler."""
-        result = step.result()
-        if step.stamp is not None:
-            self.step_tracer.executed(step.stamp)
-        self._process_aborts_queue()
-        t0 = now_ns()
-        bags = self.scheduler.update_from_output(step.plan, result)
-        if self.weight_version is not None:
-            for bag in bags.values():
-                bag.weight_version = self.weight_version
-        self.step_tracer.updated(t0, step.stamp, bags, self.scheduler.stale_tokens)
-        return bags
+    # ---- pausing -------------------------------------------------------------------------------------------------------------
 
-    def _process_aborts_queue(self) -> None:
-        while not self.aborts_queue.empty():
-            abort = self.aborts_queue.get()
-            self.abort_requests(abort.request_ids, abort.reason)
+    def pause_scheduler(self, mode: str = "abort", clear_cache: bool = True) -> Future[None] | None:
+        """Stop answering: give all requests up ("abort"), let those that have begun end ("wait"), or freeze them ("keep").
 
-    # ---- utility calls -------------------------------------------------------------------------------------------------------
+        None where that is so at once, else a Future that is done when the last step has ended; it holds RuntimeError where
+        `resume_scheduler` or a shutdown came before. `clear_cache` then forgets the cached prefixes; frozen requests are
+        computed again when they go on. In an engine that sleeps they stay frozen, whichever the mode, until it wakes.
+        """
+        check_choice("mode", mode, PAUSE_MODES)
+        check_bool("clear_cache", clear_cache)
+        self._pause(mode)
+        return self._when_idle(partial(self._clear_caches, clear_cache))
 
-    def get_supported_tasks(self) -> list[str]:
-        """What the worker can do: "generate", perhaps also "embed"."""
-        return list(self.worker_info.get("supported_tasks", ["generate"]))
+    def resume_scheduler(self) -> None:
+        """Go on with everything that waits. RuntimeError where the executor sleeps."""
+        if self.model_executor.sleeping_tags:
+            raise RuntimeError("the engine sleeps: wake_up() also resumes")
+        self.scheduler.pause_state = PauseState.UNPAUSED
+        self.fail_idle_actions("the engine was resumed before it had come to rest")
+
+    def is_scheduler_paused(self) -> bool:
+        """True from `pause_scheduler` or `sleep` until the engine goes on."""
+        return self.scheduler.pause_state != PauseState.UNPAUSED
+
+    def _pause(self, mode: str) -> None:
+        if mode == "abort":
+            self.tell_aborted(self.abort_requests(None, "api"))
+        frozen = mode == "keep" or self.model_executor.sleeping_tags  # who sleeps has no memory to let anybody end with
+        self.scheduler.pause_state = PauseState.PAUSED_ALL if frozen else PauseState.PAUSED_NEW
+
+    def _clear_caches(self, clear_cache: bool) -> None:
+        if clear_cache:
+            self.reset_prefix_cache(reset_running_requests=True)
+
+    # ---- sleeping ------------------------------------------------------------------------------------------------------------
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> Future[None] | None:
+        """Pause; at level 1 the KV cache is freed and the weights go to the host, at level 2 they are dropped.
+
+        None where that is done, else a Future as of `pause_scheduler`.
+        """
+        check_int("level", level, 0, 2)
+        check_choice("mode", mode, PAUSE_MODES)
+        self._pause(mode)
+        return self._when_idle(partial(self._fall_asleep, level))
+
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Take back memory: "weights", "kv_cache", or (None) both; with nothing left asleep, also go on. True where that is so.
+
+        "scheduling" alone takes nothing back.
+        """
+        for tag in tags or ():
+            check_choice("tags", tag, (*SLEEP_TAGS, SCHEDULING_TAG))
+        self.model_executor.wake_up([tag for tag in SLEEP_TAGS if tags is None or tag in tags])
+        if self.model_executor.sleeping_tags:
+            return False
+        self.resume_scheduler()
+        return True
+
+    def is_sleeping(self) -> bool:
+        """True while paused, or while memory was given up."""
+        return self.is_scheduler_paused() or bool(self.model_executor.sleeping_tags)
+
+    def release_kv_cache_memory(self) -> None:
+        """Free the KV cache of a paused engine without requests, until `wake_up`. RuntimeError in any other state."""
+        if not self.is_scheduler_paused() or self.has_work() or self.scheduler.requests:
+            raise RuntimeError("the KV cache can be released once the engine is paused and holds no request")
+        self.reset_prefix_cache()
+        self.model_executor.release_kv_cache_memory()
+
+    def _fall_asleep(self, level: int) -> None:
+        if level:
+            self.reset_prefix_cache(reset_running_requests=True)
+            self.model_executor.sleep(level)
+
+    # ---- caches, profiles, weights -------------------------------------------------------------------------------------------
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached blocks; False while running requests hold some, unless they may be computed again."""
+        if reset_connector:
+            raise refuse("reset_connector", True, "False: there is no KV connector")
+        return self.scheduler.reset_prefix_cache(reset_running_requests)
+
+    def reset_mm_cache(self) -> None:
+        """Nothing to do: there are no multimodal prompts."""
+
+    def reset_encoder_cache(self) -> None:
+        """Nothing to do: there is no encoder."""
 
     def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -247,20 +140,42 @@ class EngineCore(CoreControl):
         """Call a method of every worker; one result for each."""
         return self.model_executor.collective_rpc(method, timeout, tuple(args), kwargs)
 
-    def shutdown(self, error: BaseException | None = None) -> None:
-        """Free the workers and close the spool; `error` is what made this the end. May be called more than once."""
-        t0 = now_ns()
-        self.model_executor.shutdown()
-        if self._recorder is not None:
-            self._recorder.phase("shutdown", t0, error=error)
-            self._recorder.close()
-            self._recorder = None
+    def profile(self, *args: Any) -> list[str | None]:
+        """Let every worker begin a profile, or end it and say which file holds it; the arguments are `Worker.profile`'s."""
+        return self.model_executor.collective_rpc("profile", args=args)
 
+    def set_weight_version(self, weight_version: str) -> None:
+        """Name the weights in use; bags carry the name from now on."""
+        self.weight_version = check_text("weight_version", weight_version)
 
-def _async_scheduling(asked: bool | None, executor_class: type[Executor]) -> bool:
-    """Whether steps are planned ahead; refused where the executor runs each inside the call."""
-    if asked and executor_class.max_concurrent_batches == 1:
-        raise refuse(
-            "async_scheduling", True, f"False or left out with {executor_class.__name__}, which runs one step at a time"
-        )
-    return executor_class.async_scheduling_by_default if asked is None else asked
+    def get_weight_version(self) -> str:
+        """The name of the weights in use."""
+        return self.weight_version or DEFAULT_WEIGHT_VERSION
+
+    # ---- coming to rest ------------------------------------------------------------------------------------------------------
+
+    def run_idle_actions(self) -> None:
+        """Do what waited for the last step, if that was it. Who runs steps calls this once their bags are on their way."""
+        while self._idle_actions and not self.has_work():
+            future, action = self._idle_actions.popleft()
+            try:
+                action()
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+    def fail_idle_actions(self, reason: str) -> None:
+        """What waits will not be done."""
+        while self._idle_actions:
+            self._idle_actions.popleft()[0].set_exception(RuntimeError(reason))
+
+    def _when_idle(self, action: Callable[[], Any]) -> Future[None] | None:
+        while self.has_work() and not self.scheduler.requests:  # all that is left is news for the workers
+            self.flush_step()
+        if not self.has_work():
+            action()
+            return None
+        future: Future[None] = Future()
+        self._idle_actions.append((future, action))
+        return future

@@ -19,10 +19,9 @@ from vllm_lite.config import VllmConfig
 from vllm_lite.engine_core.core.engine_core import EngineCore
 from vllm_lite.engine_core.core.io_threads import (
     COORDINATOR,
-    InputQueue,
+    CoreQueues,
     InputThread,
     OutputItem,
-    OutputQueue,
     OutputThread,
     Rejected,
     UtilityCall,
@@ -37,6 +36,7 @@ from vllm_lite.wire.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequestType,
+    EngineInit,
     FinishReason,
     UtilityOutput,
 )
@@ -68,51 +68,33 @@ UTILITY_METHODS = frozenset(
 class EngineCoreProc(EngineCore):
     """Serves front ends until `request_shutdown()` or a failure.
 
-    The front ends' sockets are at `input_addresses` and `output_addresses`, by client index; each hears READY first. `ctx` is
-    terminated by `shutdown()`.
+    `init` says where their sockets are; each hears READY first. `ctx` is terminated by `shutdown()`.
     """
 
     def __init__(
         self,
         vllm_config: VllmConfig,
         executor_class: type[Executor],
-        *,
         engine_index: int,
         ctx: zmq.Context[Any],
-        input_addresses: list[str],
-        output_addresses: list[str],
-        coordinator_address: str | None = None,
+        init: EngineInit,
     ) -> None:
         self.engine_index = engine_index
-        self.input_queue: InputQueue = SimpleQueue()
-        self.output_queue: OutputQueue = SimpleQueue()
+        self.input_queue: SimpleQueue[tuple[EngineCoreRequestType, Any]] = SimpleQueue()
+        self.output_queue: SimpleQueue[OutputItem | bytes | None] = SimpleQueue()
         self._shutdown_requested = False
         self._t_shutdown = 0
         self._ctx = ctx
-        super().__init__(vllm_config, executor_class, lambda: self._fail("the executor failed"))
-        trace_dir = vllm_config.observability_config.trace_dir
+        super().__init__(vllm_config, executor_class, self._on_executor_failure)
+        addresses = dict(enumerate(init.output_addresses))
         self._load_said: tuple[int, int] | None = None  # None: to nobody
-        addresses = dict(enumerate(output_addresses))
-        if coordinator_address is not None:
-            self._load_said, addresses[COORDINATOR] = (0, 0), coordinator_address
-        self._output_thread = OutputThread(
-            ctx,
-            addresses,
-            engine_index=engine_index,
-            output_queue=self.output_queue,
-            trace_dir=trace_dir,
-            on_failure=self._fail,
-        )
+        if init.coordinator_address is not None:
+            self._load_said, addresses[COORDINATOR] = (0, 0), init.coordinator_address
+        queues = CoreQueues(self.input_queue, self.aborts_queue, self.output_queue)
+        trace_dir = vllm_config.observability_config.trace_dir
+        self._output_thread = OutputThread(ctx, addresses, engine_index, queues, trace_dir=trace_dir)
         self._input_thread = InputThread(
-            ctx,
-            input_addresses,
-            self.ready(),
-            preprocess=self.preprocess_add_request,
-            input_queue=self.input_queue,
-            aborts_queue=self.aborts_queue,
-            output_queue=self.output_queue,
-            trace_dir=trace_dir,
-            on_failure=self._fail,
+            ctx, init.input_addresses, self.ready(), self.preprocess_add_request, queues, trace_dir=trace_dir
         )
 
     # ---- the loop ------------------------------------------------------------------------------------------------------------
@@ -148,8 +130,7 @@ class EngineCoreProc(EngineCore):
         """Handle what has arrived; with nothing to schedule, sleep until something does."""
         while not self.has_work() and not self._shutdown_requested:
             if self.input_queue.empty():
-                while not self.aborts_queue.empty():  # each of them came through the input queue too
-                    self.aborts_queue.get()
+                self._process_aborts_queue()  # all of them came through the input queue too; let none wait for the next step
             self._handle_client_request(*self.input_queue.get())
         while not self.input_queue.empty():
             self._handle_client_request(*self.input_queue.get())
@@ -256,9 +237,9 @@ class EngineCoreProc(EngineCore):
         row = EngineCoreOutput(request_id, [], finish_reason=reason, error=error)
         self.output_queue.put(OutputItem(client_index, EngineCoreOutputs(outputs=[row])))
 
-    def _fail(self, reason: str) -> None:
-        """End the loop with an error; called from other threads."""
-        self.input_queue.put((EngineCoreRequestType.EXECUTOR_FAILED, reason))
+    def _on_executor_failure(self) -> None:
+        """End the loop with an error; called from another thread."""
+        self.input_queue.put((EngineCoreRequestType.EXECUTOR_FAILED, "the executor failed"))
 
     def shutdown(self, error: BaseException | None = None) -> None:
         """Free the workers, send what is queued (and, after an `error`, that the engine is dead), end both threads."""

@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 OUTPUT_LINGER_MS = 4000  # ENGINE_CORE_DEAD still leaves a dying process
 COORDINATOR = -1  # as a client index
 
-InputQueue = SimpleQueue[tuple[EngineCoreRequestType, Any]]
-
 
 class Rejected(NamedTuple):
     """An ADD that did not become a request; its sender is told why."""
@@ -74,15 +72,20 @@ class OutputItem(NamedTuple):
     t_queued: int = 0
 
 
-OutputQueue = SimpleQueue[OutputItem | bytes | None]  # bytes: a word for every client; None: the end of sending
+class CoreQueues(NamedTuple):
+    """Between the main thread and the two at the doors. On `output`, bytes are a word for every client, None is the end."""
+
+    input: SimpleQueue[tuple[EngineCoreRequestType, Any]]
+    aborts: SimpleQueue[EngineCoreAbort]
+    output: SimpleQueue[OutputItem | bytes | None]
 
 
 class _IoThread(threading.Thread):
-    """Serves until its work ends or the ZMQ context does, then closes `sockets`; any other end is told as a failure."""
+    """Serves until its work ends or the ZMQ context does, then closes its sockets; the main thread hears of any other end."""
 
-    def __init__(self, name: str, trace_dir: str | None, on_failure: Callable[[str], None]) -> None:
+    def __init__(self, name: str, queues: CoreQueues, trace_dir: str | None) -> None:
         super().__init__(name=name, daemon=True)
-        self._on_failure = on_failure
+        self._queues = queues
         self._recorder = Recorder(trace_dir, "engine-core", name) if trace_dir is not None else None
         self._to_close: list[zmq.Socket[Any]] = []
 
@@ -94,7 +97,7 @@ class _IoThread(threading.Thread):
             pass
         except Exception:
             logger.exception("the %s thread failed", self.name)
-            self._on_failure(f"the {self.name} thread failed")
+            self._queues.input.put((EngineCoreRequestType.EXECUTOR_FAILED, f"the {self.name} thread failed"))
         finally:
             for socket in self._to_close:
                 socket.close()
@@ -108,9 +111,9 @@ class _IoThread(threading.Thread):
 class InputThread(_IoThread):
     """Receives from every front end; says `ready` to each first.
 
-    ADDs are preprocessed here, off the main thread. ABORTs go to both queues: to `aborts_queue` to take effect while a step
-    runs, and to `input_queue` so that none overtakes its ADD. PINGs are answered here, so that an answer means both threads
-    live. A front end whose connection closes is gone, however it ended: CLIENT_GONE is queued behind what it had sent.
+    ADDs are preprocessed here, off the main thread. ABORTs go to two queues: to `aborts` to take effect while a step runs, and
+    to `input` so that none overtakes its ADD. PINGs are answered here, so that an answer means both threads live. A front end
+    whose connection closes is gone, however it ended: CLIENT_GONE is queued behind what it had sent.
     """
 
     def __init__(
@@ -118,17 +121,13 @@ class InputThread(_IoThread):
         ctx: zmq.Context[Any],
         addresses: list[str],
         ready: EngineCoreReadyResponse,
-        *,
         preprocess: Callable[[EngineCoreRequest], Request],
-        input_queue: InputQueue,
-        aborts_queue: SimpleQueue[EngineCoreAbort],
-        output_queue: OutputQueue,
+        queues: CoreQueues,
+        *,
         trace_dir: str | None,
-        on_failure: Callable[[str], None],
     ) -> None:
-        super().__init__("input", trace_dir, on_failure)
+        super().__init__("input", queues, trace_dir)
         self._preprocess = preprocess
-        self._input_queue, self._aborts_queue, self._output_queue = input_queue, aborts_queue, output_queue
         self._numbers = itertools.count(1)  # of traced requests, in this process's spools
         self._add_decoder = MsgpackDecoder(EngineCoreRequest)
         self._handlers: dict[bytes, Callable[[list[bytes], int], None]] = {
@@ -162,7 +161,7 @@ class InputThread(_IoThread):
     def _lose(self, socket: zmq.Socket[Any]) -> None:
         while socket.poll(0):  # what it had sent before
             self._receive(socket.recv_multipart())
-        self._input_queue.put((EngineCoreRequestType.CLIENT_GONE, self._sockets.index(socket)))
+        self._queues.input.put((EngineCoreRequestType.CLIENT_GONE, self._sockets.index(socket)))
 
     def _receive(self, frames: list[bytes]) -> None:
         t0 = now_ns()
@@ -190,7 +189,7 @@ class InputThread(_IoThread):
             queued.trace = number
         except Exception as error:
             queued = Rejected(letter.request_id, letter.client_index, str(error), number)
-        self._input_queue.put((EngineCoreRequestType.ADD, queued))
+        self._queues.input.put((EngineCoreRequestType.ADD, queued))
         if number is not None and parent is not None and self._recorder is not None:
             origin, body_size = (parent.trace_id, parent.span_id), sum(map(len, frames))
             self._recorder.append(Receive(number, letter.request_id, t0, now_ns(), *origin, new_span_id(), body_size))
@@ -205,14 +204,14 @@ class InputThread(_IoThread):
                 client_index = fields[client_index_at] if len(fields) > client_index_at else 0
                 if isinstance(client_index, int):
                     rejected = Rejected(request_id, client_index, f"the request cannot be decoded: {error}")
-                    self._input_queue.put((EngineCoreRequestType.ADD, rejected))
+                    self._queues.input.put((EngineCoreRequestType.ADD, rejected))
                     return
         raise error
 
     def _on_abort(self, frames: list[bytes], t0: int) -> None:
         abort = MsgpackDecoder(EngineCoreAbort).decode(frames)
-        self._aborts_queue.put(abort)
-        self._input_queue.put((EngineCoreRequestType.ABORT, abort))
+        self._queues.aborts.put(abort)
+        self._queues.input.put((EngineCoreRequestType.ABORT, abort))
         if abort.trace_headers and self._recorder is not None:
             ids = [request_id for request_id in abort.request_ids if request_id in abort.trace_headers]
             self._recorder.append(ReceiveAbort(ids, abort.reason, t0, abort.trace_headers))
@@ -221,29 +220,21 @@ class InputThread(_IoThread):
     def _on_utility(self, frames: list[bytes], t0: int) -> None:
         call = MsgpackDecoder(UtilityCall).decode(frames)
         call.t_received = t0
-        self._input_queue.put((EngineCoreRequestType.UTILITY, call))
+        self._queues.input.put((EngineCoreRequestType.UTILITY, call))
 
     def _on_ping(self, frames: list[bytes], t0: int) -> None:
         ping = MsgpackDecoder(_Ping).decode(frames)
-        self._output_queue.put(OutputItem(ping.client_index, EngineCoreOutputs(pong=ping.number)))
+        self._queues.output.put(OutputItem(ping.client_index, EngineCoreOutputs(pong=ping.number)))
 
 
 class OutputThread(_IoThread):
     """Encodes and sends what the main thread queues, until it queues the end. `addresses` are by client index."""
 
     def __init__(
-        self,
-        ctx: zmq.Context[Any],
-        addresses: dict[int, str],
-        *,
-        engine_index: int,
-        output_queue: OutputQueue,
-        trace_dir: str | None,
-        on_failure: Callable[[str], None],
+        self, ctx: zmq.Context[Any], addresses: dict[int, str], engine_index: int, queues: CoreQueues, *, trace_dir: str | None
     ) -> None:
-        super().__init__("output", trace_dir, on_failure)
+        super().__init__("output", queues, trace_dir)
         self._engine_index = engine_index
-        self._queue = output_queue
         self._encoder = MsgpackEncoder()
         self._sockets: dict[int, zmq.Socket[Any]] = {}
         for client_index, address in addresses.items():
@@ -252,7 +243,7 @@ class OutputThread(_IoThread):
         self._to_close = list(self._sockets.values())
 
     def _serve(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._queues.output.get()) is not None:
             if isinstance(item, bytes):
                 for client_index, socket in self._sockets.items():
                     if client_index != COORDINATOR and not socket.closed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from vllm_lite.engine_core.core.io_threads import UtilityCall
 from vllm_lite.engine_core.request import Request
@@ -20,24 +21,22 @@ from vllm_lite.wire.messages import EngineCoreOutputs
 from vllm_lite.wire.step import SchedulerOutput
 
 
+@dataclass(slots=True)
 class StepStamp:
     """The ids of one recorded step, chosen when it was planned."""
 
-    __slots__ = ("execute_span_id", "span_id", "step", "t_execute", "trace_id")
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-        self.trace_id = new_trace_id()
-        self.span_id = new_span_id()
-        self.execute_span_id = new_span_id()
-        self.t_execute = 0
+    step: int
+    trace_id: str = field(default_factory=new_trace_id)
+    span_id: str = field(default_factory=new_span_id)
+    execute_span_id: str = field(default_factory=new_span_id)
+    t_execute: int = 0
 
 
 class StepTracer:
     """Records steps and departures. `trace_steps` is "sampled", "all", "off" or a share of all steps ("0.1")."""
 
-    def __init__(self, recorder: Recorder | None, trace_steps: str) -> None:
-        self._recorder = recorder
+    def __init__(self, trace_dir: str | None, trace_steps: str) -> None:
+        self._recorder = Recorder(trace_dir, "engine-core", "main") if trace_dir is not None else None
         self._trace_steps = trace_steps
         self._live: dict[str, int] = {}  # traced requests that are in the core, by internal id
         self._told = (0, 0)  # blocks evicted and refused until the last recorded step
@@ -147,10 +146,17 @@ class StepTracer:
             self._recorder.append(Serve(call.call_id, call.client_index, call.method, *ids, *times, described(error)))
             self._recorder.flush()
 
-    def phase(self, name: str, t0: int, t1: int | None = None, error: BaseException | None = None) -> None:
+    def phase(self, name: str, t0: int, t1: int | None = None) -> None:
         """A stretch of the engine core's own life is over."""
         if self._recorder is not None:
-            self._recorder.phase(name, t0, t1, error)
+            self._recorder.phase(name, t0, t1)
+
+    def close(self, t0: int, error: BaseException | None) -> None:
+        """The engine core's end began at `t0` and is over; `error` is why it came."""
+        if self._recorder is not None:
+            self._recorder.phase("shutdown", t0, error=error)
+            self._recorder.close()
+            self._recorder = None
 
     def _wants(self, plan: SchedulerOutput) -> bool:
         if self._trace_steps == "sampled":
