@@ -106,7 +106,7 @@ def measure(level: int, options: argparse.Namespace) -> dict[str, float]:
         run_dir.mkdir()
         load = Load(run_dir, level, tokens=options.tokens)
         exporter = ExporterProcess(run_dir, f"127.0.0.1:{port}")
-        process = psutil.Process(exporter.pid)
+        process = psutil.Process(exporter._child.pid)
         play(load, options.tokens / STEPS_PER_S + 2)
         before, steps = process.cpu_times(), load.steps
         seconds = play(load, options.seconds)

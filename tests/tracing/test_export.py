@@ -66,6 +66,14 @@ def test_a_file_is_not_written_over_itself(canned: Run, tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_two_formats_do_not_share_a_file(canned: Run, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    targets = {"otlp": tmp_path / "run.json", "jaeger": tmp_path / "folder" / ".." / "run.json"}
+    with pytest.raises(VLLMValidationError, match=r"--jaeger is .*run.json, as --otlp is; use another"):
+        write_files(canned, targets, {})
+    assert not (tmp_path / "run.json").exists()
+
+
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         list(read_spans(tmp_path / "nothing", {}))

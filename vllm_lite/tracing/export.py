@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vllm_lite.exceptions import VLLMValidationError
-from vllm_lite.tracing.exporter.sender import LastError
 from vllm_lite.tracing.exporter.settings import Settings
 from vllm_lite.tracing.journey import Run, load_run
 from vllm_lite.tracing.spans import Span, run_spans
@@ -52,9 +51,12 @@ def read_spans(source: Run | Path, environ: Mapping[str, str]) -> Iterator[Span]
 def write_files(source: Run | Path, targets: Mapping[str, Path], environ: Mapping[str, str]) -> dict[str, int]:
     """Write `source` to each target, by the name of its format. Returns how many spans went into each.
 
-    Raises VLLMValidationError for a target that is the source: it would be empty before it is read.
+    Raises VLLMValidationError for a target that is the source (it would be empty before it is read) or another target.
     """
+    taken: dict[Path, str] = {}
     for name, path in targets.items():
+        if (other := taken.setdefault(path.resolve(), name)) != name:
+            raise VLLMValidationError(f"--{name} is {path}, as --{other} is; use another", parameter=name, value=path)
         if isinstance(source, Path) and path.exists() and path.samefile(source):
             raise VLLMValidationError(f"--{name} is {path}, the file that is read; use another", parameter=name, value=path)
     return {name: FORMATS[name](read_spans(source, environ), path, environ) for name, path in targets.items()}
@@ -62,12 +64,11 @@ def write_files(source: Run | Path, targets: Mapping[str, Path], environ: Mappin
 
 def send(source: Run | Path, settings: Settings, environ: Mapping[str, str]) -> Sent:
     """Send `source` to the collector that `settings` name, until a batch does not arrive: the exporter has tried it by then."""
-    errors = LastError()
-    from vllm_lite.tracing.exporter.official import connect
+    from vllm_lite.tracing.exporter.official import Collector
 
-    export, spans, arrived = connect(settings, environ), read_spans(source, environ), 0
+    collector, spans, arrived = Collector(settings, environ), read_spans(source, environ), 0
     while batch := list(itertools.islice(spans, settings.batch_spans)):
-        if not export(batch):
-            return Sent(arrived, len(batch) + sum(1 for _ in spans), errors.text or "no answer")
+        if not collector.export(batch):
+            return Sent(arrived, len(batch) + sum(1 for _ in spans), (collector.errors or ["no answer"])[-1])
         arrived += len(batch)
     return Sent(arrived, 0, "")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -35,15 +36,17 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @contextmanager
-def http_answering(code: int) -> Iterator[str]:
+def http_answering(code: int, page: bytes = b"", kind: str = "text/html") -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
             self.send_response(code)
             if code == 308:
                 self.send_header("location", "https://elsewhere/v1/traces")
-            self.send_header("content-length", "0")
+            self.send_header("content-length", str(len(page)))
+            self.send_header("content-type", kind)
             self.end_headers()
+            self.wfile.write(page)
 
         def log_message(self, *args: object) -> None:
             pass
@@ -138,6 +141,57 @@ def test_what_an_http_collector_answers(code: int, word: str) -> None:
         found = asked(endpoint, HTTP)
     assert not found.arrived
     assert word in found.remedies[0]
+
+
+def test_a_web_page_is_no_yes() -> None:
+    with http_answering(200, b"<html>Welcome</html>") as endpoint:
+        found = asked(endpoint, HTTP)
+    assert not found.arrived
+    assert found.looks[-1][1].endswith("200: it answers text/html, which is no answer of OTLP's")
+    assert found.remedies[0].startswith("another program answers there")
+
+
+@pytest.mark.parametrize(("page", "kind"), [(b"", "text/html"), (b"{}", "application/json"), (b"", "application/x-protobuf")])
+def test_what_collectors_say_is_a_yes(page: bytes, kind: str) -> None:
+    with http_answering(200, page, kind) as endpoint:
+        assert asked(endpoint, HTTP).arrived
+
+
+@contextmanager
+def dripping() -> Iterator[str]:
+    """Answers at once, but one letter at a time and without an end."""
+    over = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nheader: ")
+            while not over.wait(0.02):
+                connection.sendall(b"x")
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threads.append(threading.Thread(target=drip, args=(server.accept()[0],)))
+                threads[-1].start()
+
+    threads = list[threading.Thread]()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        accepting = threading.Thread(target=serve)
+        accepting.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            over.set()
+            server.shutdown(socket.SHUT_RDWR)
+            for thread in (accepting, *threads):
+                thread.join()
+
+
+def test_an_answer_without_an_end() -> None:
+    with dripping() as endpoint:
+        found = asked(endpoint, HTTP, OTEL_EXPORTER_OTLP_TIMEOUT="0.2")
+    assert found.looks[-1] == (False, "it did not take the span: HTTP/1.1 200 OK / timed out")
+    assert "does not answer" in found.remedies[0]
 
 
 @pytest.mark.parametrize(

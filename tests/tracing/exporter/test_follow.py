@@ -194,9 +194,6 @@ def test_a_trace_that_cannot_be_told_stops_no_other(writers: Writers, run_dir: P
     writers.close()
 
 
-ALL = float("inf")
-
-
 def spools(run_dir: Path) -> list[str]:
     return sorted(path.name for path in run_dir.glob("*.vlt"))
 
@@ -206,12 +203,10 @@ def test_a_finished_segment_goes_once_nothing_that_began_in_it_is_open(run_dir: 
         (run_dir / name).touch()
     tidy = Tidy(run_dir)
     assert [path.name for path in tidy.finished()] == ["a-1-x.vlt"]
-    tidy.after_poll(tidy.finished(), poll=3, oldest=2, done_until=ALL)
-    tidy.after_poll(tidy.finished(), poll=4, oldest=3, done_until=ALL)
+    tidy.after_poll(tidy.finished(), poll=3, oldest=2)
+    tidy.after_poll(tidy.finished(), poll=4, oldest=3)
     assert spools(run_dir) == ["a-1-x.1.vlt", "a-1-x.vlt", "b-1-x.vlt"]
-    tidy.after_poll(tidy.finished(), poll=5, oldest=4, done_until=3)
-    assert "a-1-x.vlt" in spools(run_dir)
-    tidy.after_poll(tidy.finished(), poll=6, oldest=4, done_until=5)
+    tidy.after_poll(tidy.finished(), poll=5, oldest=4)
     assert spools(run_dir) == ["a-1-x.1.vlt", "b-1-x.vlt"]
 
 

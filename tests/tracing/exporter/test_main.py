@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -16,9 +17,13 @@ from tests.tracing import make
 from tests.tracing.receiver import GRPC, HTTP, attributes, receiver
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.canned import write_canned_run
+from vllm_lite.tracing.exporter.__main__ import Exporter
+from vllm_lite.tracing.exporter.official import Collector
+from vllm_lite.tracing.exporter.settings import read_settings
 from vllm_lite.tracing.journey import load_run
 from vllm_lite.tracing.recorder import Recorder
-from vllm_lite.tracing.spans import run_spans
+from vllm_lite.tracing.spans import Span, run_spans
+from vllm_lite.tracing.spans.environment import Limits
 from vllm_lite.tracing.spool import SpoolWriter
 
 COMMAND = [sys.executable, "-m", "vllm_lite.tracing.exporter"]
@@ -203,6 +208,41 @@ def test_ctrl_c_does_not_stop_it(run_dir: Path) -> None:
         recorder.close()
         exporter.let_go()
     assert exporter.child.returncode == 0
+
+
+def exported_here(exporter: Exporter) -> None:
+    exporter.follow(None)
+    exporter.finish()
+
+
+def test_a_fault_of_its_own_is_told(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(now: float, final: bool) -> None:
+        raise OSError("no such disk")
+
+    exporter = Exporter(run_dir, read_settings({"OTEL_BSP_SCHEDULE_DELAY": "0"}), Limits(), keep=False)
+    monkeypatch.setattr(exporter._follower, "poll", broken)
+    exported_here(exporter)
+    assert capsys.readouterr().err.startswith("vllm-lite exporter: cannot go on: OSError('no such disk')\n")
+    assert run_dir.exists()
+
+
+def test_spools_of_spans_that_were_given_up_stay(canned_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Refusing:
+        errors = ("one", "two")
+        sizes = list[int]()
+
+        def deliver(self, spans: list[Span]) -> bool:
+            self.sizes.append(len(spans))
+            return len(self.sizes) != 2
+
+    settings = read_settings({"OTEL_BSP_SCHEDULE_DELAY": "0", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "50"})
+    exporter = Exporter(canned_copy, settings, Limits(), keep=False)
+    exporter._collector = cast("Collector", Refusing())
+    exported_here(exporter)
+    assert Refusing.sizes == [50, 50, 50, 8]
+    told = "vllm-lite exporter: 50 spans did not arrive at http://localhost:4317, 108 did (two); the spools are kept"
+    assert capsys.readouterr().err.startswith(told)
+    assert len(list(canned_copy.glob("*.vlt"))) == 5
 
 
 WRITER = """

@@ -74,7 +74,7 @@ def test_the_traces_own_variables_come_first() -> None:
 def test_defaults() -> None:
     settings = read_settings({})
     assert (settings.protocol, settings.compression, settings.enabled) == (GRPC, "none", True)
-    assert (settings.flush_s, settings.delay_s, settings.batch_spans, settings.queue_spans) == (2.0, 0.5, 512, 16_384)
+    assert (settings.flush_s, settings.delay_s, settings.batch_spans, settings.timeout_s) == (2.0, 0.5, 512, 10.0)
 
 
 def test_batches_and_budgets() -> None:
@@ -83,9 +83,11 @@ def test_batches_and_budgets() -> None:
         "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "10",
         "OTEL_BSP_MAX_QUEUE_SIZE": "20",
         "OTEL_BSP_EXPORT_TIMEOUT": "5000",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "0.5",
     }
     settings = read_settings(env)
-    assert (settings.delay_s, settings.batch_spans, settings.queue_spans, settings.flush_s) == (0.1, 10, 20, 5.0)
+    assert (settings.delay_s, settings.batch_spans, settings.flush_s, settings.timeout_s) == (0.1, 10, 5.0, 0.5)
+    assert read_settings(env | {"OTEL_BSP_MAX_QUEUE_SIZE": "7"}).batch_spans == 7
     assert read_settings(env | {"VLLM_LITE_TRACE_FLUSH_S": "0.5"}).flush_s == 0.5
 
 

@@ -6,16 +6,17 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from vllm_lite.tracing.context import new_span_id, new_trace_id
-from vllm_lite.tracing.exporter.sender import LastError
 from vllm_lite.tracing.exporter.settings import GRPC, HTTP, PORTS, Settings, read_settings
 from vllm_lite.tracing.process import Process
 from vllm_lite.tracing.sampler import Sampler
@@ -32,6 +33,7 @@ SETTINGS_FRAME = b"\4"  # type of the first HTTP/2 frame, at byte 3
 # What an answer shows, and the remedy; the first that is found counts.
 REMEDIES = {
     r"sends one elsewhere": "name the place it sends one to, https:// perhaps",
+    r"no answer of OTLP's": "another program answers there: correct the port, or the path (it is /v1/traces mostly)",
     r"\b401\b|UNAUTHENTICATED|\b403\b|PERMISSION_DENIED": "set OTEL_EXPORTER_OTLP_HEADERS to what the collector wants to be "
     "asked with, such as authorization=Bearer%20KEY",
     r"\b404\b|\b405\b|UNIMPLEMENTED": "it takes no traces there: check the path (HTTP collectors take them at /v1/traces)",
@@ -85,10 +87,14 @@ def _reach(settings: Settings, found: Diagnosis) -> str | None:
     """Name, port, and the language that is spoken there; returns the first line of an HTTP answer, None where all ends here."""
     url = urlsplit(settings.endpoint)
     host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+    answer = b""
     try:
         with socket.create_connection((host, port), PROBE_S) as probe:
             found.look(True, f"something listens at {host}, port {port}")
-            answer = _answer(probe, host, url.path or "/") if url.scheme == "http" else b""
+            if url.scheme == "http":
+                probe.sendall(PROBE.format(path=url.path or "/", host=host).encode())
+                with contextlib.suppress(TimeoutError):
+                    answer = probe.recv(256)
     except (socket.gaierror, UnicodeError) as error:  # not found, or no name at all
         found.look(False, f"{host} is no host that is known here ({error})", "correct the host's name in the endpoint")
         return None
@@ -105,28 +111,22 @@ def _reach(settings: Settings, found: Diagnosis) -> str | None:
     return answer.partition(b"\r\n")[0].decode("ascii", "replace") if spoken == HTTP else ""
 
 
-def _answer(probe: socket.socket, host: str, path: str) -> bytes:
-    """The first bytes that come back, b"" where none do."""
-    probe.settimeout(PROBE_S)
-    probe.sendall(PROBE.format(path=path, host=host).encode())
-    try:
-        return probe.recv(256)
-    except TimeoutError:
-        return b""
-
-
 def _send(settings: Settings, environ: Mapping[str, str], found: Diagnosis, first_line: str) -> None:
-    errors = LastError()
-    from vllm_lite.tracing.exporter.official import connect
+    from vllm_lite.tracing.exporter.official import Collector
 
     now = time.time_ns()
     process = Process("doctor", os.getpid(), socket.gethostname(), "")
     span = Span(process, new_trace_id(), new_span_id(), None, "vllm-lite trace doctor", Kind.INTERNAL, now - 1000, now)
-    if connect(settings, environ)([span]):
+    collector, answers = Collector(settings, environ), list[bool]()
+    sending = threading.Thread(target=lambda: answers.append(collector.export([span])), daemon=True)
+    sending.start()
+    sending.join(settings.timeout_s + PROBE_S)  # over HTTP, who answers a byte at a time would hold the exporter for ever
+    if answers == [True]:
         found.look(True, f"it took a span over {settings.protocol}; look for trace {span.trace_id}")
         return
-    answer = " / ".join(filter(None, (first_line, *errors.texts))) or "no answer"
+    late = [] if answers else ["timed out"]
+    answer = " / ".join(filter(None, (first_line, *collector.errors, *late))) or "no answer"
     remedy = next(
-        (remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, answer)), "look at the collector's own log"
+        (to_do for pattern, to_do in REMEDIES.items() if re.search(pattern, answer)), "look at the collector's own log"
     )
     found.look(False, f"it did not take the span: {answer}", remedy)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from vllm_lite.tracing import spool
 from vllm_lite.tracing.journey import RequestJourney, StepJourney
@@ -20,7 +20,7 @@ from vllm_lite.tracing.run_dir import remove_if_empty
 from vllm_lite.tracing.spans import Span, bag_spans, call_spans, life_spans, request_spans, stay_spans, step_spans
 from vllm_lite.tracing.spans.stay import STEP_ENDS
 
-Journey = TypeVar("Journey", RequestJourney, StepJourney)
+Journey = TypeVar("Journey", RequestJourney, StepJourney, UtilityCall)
 POLL_BYTES = 1 << 20  # read between two looks at what is whole
 SETTLE_S = 1.0  # between what ends a trace and its export: for a late letter, or a record in another process's spool
 START = "engine.start"  # the front end's last phase of a start-up, which holds all others
@@ -33,11 +33,10 @@ class Follower:
     def __init__(self, run_dir: Path) -> None:
         self.reader = RunReader(run_dir)
         self.assembler = Assembler()
-        self.num_records = 0
         self.failures: list[str] = []  # what kept a trace from being made
         self.polls = 0  # how often `poll` was called
-        self._ended: dict[RequestJourney | StepJourney | UtilityCall, float] = {}  # when its end was seen
-        self._born: dict[RequestJourney | StepJourney, int] = {}  # number of the poll that found it, of those still here
+        self._born: dict[Any, int] = {}  # number of the poll that found it, of what is still here
+        self._ended: dict[Any, float] = {}  # when its end was seen
         self._num_phases = 0
         self._phases_due = 0.0
         self._started = False  # the engine has, so no phase that comes is part of one that takes long
@@ -48,23 +47,22 @@ class Follower:
         assembler = self.assembler
         for process, record in self.reader.poll(POLL_BYTES):
             assembler.feed(process, record)
-            self.num_records += 1
         self.reader.look_alive()
         yield from self._life(now, final)
+        for span_id, call in list(assembler.calls.items()):
+            if self._due(call, call.call is not None and call.serve is not None, now) or final:
+                yield self._built(call_spans, call)
+                del assembler.calls[span_id]
         for request in list(assembler.requests.values()):
-            self._born.setdefault(request, self.polls)
-            if final or (request.close is not None and self._settled(request, _request_whole(request), now)):
+            if self._due(request, _request_whole(request), now) or final:
                 yield self._built(request_spans, request)
                 assembler.forget_request(request)
-                self._forget(request)
             elif request.close is None:
                 request.cut(STEP_ENDS)
         for step in list(assembler.steps.values()):
-            self._born.setdefault(step, self.polls)
-            if final or (step.update is not None and self._settled(step, _step_whole(step, step.update.num_bags), now)):
+            if self._due(step, _step_whole(step), now) or final:
                 yield self._built(step_spans, step)
                 assembler.forget_step(step)
-                self._forget(step)
         assembler.bags = [bag for bag in assembler.bags if bag.step is None and bag.sort.trace is not None][-EARLY:]
         if final:
             assembler.finish()
@@ -78,26 +76,26 @@ class Follower:
 
     @property
     def oldest(self) -> int:
-        """The poll that found the oldest request or step still here; records read before it are no longer needed."""
+        """The poll that found the oldest thing still here; records read before it are no longer needed."""
         return min(self._born.values(), default=self.polls + 1)
+
+    def _due(self, journey: Journey, whole: bool | None, now: float) -> bool:
+        """Whether it has settled. `whole` is None for what has not ended, False where a part of it is not there yet."""
+        self._born.setdefault(journey, self.polls)
+        return whole is not None and now - self._ended.setdefault(journey, now) >= (SETTLE_S if whole else PATIENCE_S)
 
     def _built(self, build: Callable[[Journey], list[Span]], journey: Journey) -> list[Span]:
         """Its spans; none for one that cannot be told, which must not stop the others."""
+        del self._born[journey]
+        self._ended.pop(journey, None)
         try:
             return build(journey)
         except Exception as error:
             self.failures.append(repr(error))
             return []
 
-    def _settled(self, item: RequestJourney | StepJourney | UtilityCall, whole: bool, now: float) -> bool:
-        return now - self._ended.setdefault(item, now) >= (SETTLE_S if whole else PATIENCE_S)
-
-    def _forget(self, item: RequestJourney | StepJourney) -> None:
-        self._ended.pop(item, None)
-        self._born.pop(item, None)
-
     def _life(self, now: float, final: bool) -> Iterator[list[Span]]:
-        """Phases once the one that holds them has come too: at start-up when that is over; deaths and calls as they come."""
+        """Deaths, and phases once the one that holds them has come too: at start-up when that is over."""
         assembler, phases = self.assembler, self.assembler.phases
         if len(phases) > self._num_phases:
             self._num_phases, self._phases_due = len(phases), now + SETTLE_S
@@ -105,14 +103,12 @@ class Follower:
         if final or (self._started and now >= self._phases_due):
             yield list(life_spans(phases, assembler.deaths))
             assembler.phases, assembler.deaths, self._num_phases = [], [], 0
-        for span_id, call in list(assembler.calls.items()):
-            if final or self._settled(call, call.call is not None and call.serve is not None, now):
-                yield call_spans(assembler.calls.pop(span_id))
-                self._ended.pop(call, None)
 
 
-def _request_whole(request: RequestJourney) -> bool:
+def _request_whole(request: RequestJourney) -> bool | None:
     """Every post led to a stay that is over, every abort was received, or nobody is left to do it."""
+    if request.close is None:
+        return None
     ids = {internal_id for abort in request.aborts for internal_id in abort.internal_ids}
     received = {internal_id for _, receipt in request.abort_receipts for internal_id in receipt.internal_ids}
     over = [stay for stay in request.stays if stay.t_end is not None or stay.process.died]
@@ -120,15 +116,17 @@ def _request_whole(request: RequestJourney) -> bool:
     return len(over) == len(request.posts) and (died or received.issuperset(ids))
 
 
-def _step_whole(step: StepJourney, num_bags: int) -> bool:
+def _step_whole(step: StepJourney) -> bool | None:
     """As many bags were sent as the step made, and all of them were sorted."""
-    sent = len(step.sends) if num_bags < 0 else num_bags
-    return len(step.sends) == sent and len(step.bags) >= sent
+    if step.update is None:
+        return None
+    made = step.update.num_bags if step.update.num_bags >= 0 else len(step.sends)
+    return len(step.sends) == made <= len(step.bags)
 
 
 class Tidy:
-    """A segment may go once a later one exists (so nobody writes to it), it was read to its end, every request and step that
-    began in it is over, and all their spans have arrived."""
+    """A segment may go once a later one exists (so nobody writes to it), it was read to its end, and all that began in it is
+    over and has arrived."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -138,12 +136,12 @@ class Tidy:
         """Segments that nobody writes to any more; asked before a poll, so that the poll reads them to their end."""
         return [path for paths in spool.segments(self._run_dir).values() for path in paths[:-1]]
 
-    def after_poll(self, finished: list[Path], poll: int, oldest: int, done_until: float) -> None:
-        """Remove what may go. `oldest` is the poll that found the oldest thing still open."""
+    def after_poll(self, finished: list[Path], poll: int, oldest: int) -> None:
+        """Remove what may go, once the spans of `poll` have arrived; `oldest` found the oldest thing still open."""
         for path in finished:
             self._read.setdefault(path, poll)
         for path, read in list(self._read.items()):
-            if read < oldest and read < done_until:
+            if read < oldest:
                 path.unlink(missing_ok=True)
                 del self._read[path]
 

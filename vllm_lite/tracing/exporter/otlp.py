@@ -18,16 +18,16 @@ from opentelemetry.proto.trace.v1 import trace_pb2 as pb
 
 from vllm_lite.tracing.process import Process
 from vllm_lite.tracing.records import AttributeValue
-from vllm_lite.tracing.spans import Event, Kind, Link, Span
+from vllm_lite.tracing.spans import Event, Link, Span
 from vllm_lite.tracing.spans.environment import SCOPE, resource_attributes
 
-HAS_IS_REMOTE = pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
-IS_REMOTE = HAS_IS_REMOTE | pb.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
+NO_FLAGS = pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
+REMOTE = NO_FLAGS | pb.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 CACHED = 8192  # encoded attributes; most repeat
-# Field numbers of the repeated fields: ExportTraceServiceRequest.resource_spans and so on down.
+# Numbers of repeated fields: ExportTraceServiceRequest.resource_spans and so on down.
 RESOURCE_SPANS, RESOURCE, SCOPE_SPANS, THE_SCOPE, SPANS, RESOURCE_ATTRIBUTES = 1, 1, 2, 1, 2, 1
-SPAN_ATTRIBUTES, SPAN_EVENTS, SPAN_LINKS, EVENT_ATTRIBUTES, LINK_ATTRIBUTES = 9, 11, 13, 3, 4
-_TIME, _TIMES = struct.Struct("<BQ"), struct.Struct("<BQBQ")
+SPAN_ATTRIBUTES, SPAN_EVENTS, SPAN_LINKS, EVENT_NAME, EVENT_ATTRIBUTES, LINK_ATTRIBUTES = 9, 11, 13, 2, 3, 4
+_EVENT_TIME = struct.Struct("<BQ")  # behind its tag, which is 9
 _SCOPE = InstrumentationScope(name=SCOPE["name"], version=SCOPE["version"]).SerializeToString()
 
 
@@ -53,49 +53,41 @@ class Encoder:
 
 
 def _span(span: Span) -> bytes:
-    times = _TIMES.pack(0x39, span.start, 0x41, span.end)  # fields 7 and 8, eight bytes each
-    parent = b"" if span.parent_span_id is None else _item(4, bytes.fromhex(span.parent_span_id))
-    ids = _item(1, bytes.fromhex(span.trace_id)) + _item(2, bytes.fromhex(span.span_id)) + parent
-    kind = _kind(span.name, span.kind, span.remote_parent and span.parent_span_id is not None)
+    head = pb.Span(
+        trace_id=bytes.fromhex(span.trace_id),
+        span_id=bytes.fromhex(span.span_id),
+        trace_state=span.tracestate or "",
+        parent_span_id=bytes.fromhex(span.parent_span_id or ""),
+        flags=REMOTE if span.remote_parent and span.parent_span_id is not None else NO_FLAGS,
+        name=span.name,
+        kind=pb.Span.SpanKind.ValueType(span.kind),
+        start_time_unix_nano=span.start,
+        end_time_unix_nano=span.end,
+        dropped_attributes_count=span.dropped_attributes,
+        dropped_events_count=span.dropped_events,
+        dropped_links_count=span.dropped_links,
+        status=None if span.error is None else pb.Status(code=pb.Status.STATUS_CODE_ERROR, message=span.error),
+    )
     attributes = _attributes(SPAN_ATTRIBUTES, span.attributes)
     events = [_event(event) for event in span.events]
     links = [link.encoded or _encode_link(link) for link in span.links]
-    return b"".join((ids, times, kind, _rare(span), attributes, *events, *links))
-
-
-@functools.lru_cache(CACHED)
-def _kind(name: str, kind: Kind, remote: bool) -> bytes:
-    flags = IS_REMOTE if remote else HAS_IS_REMOTE
-    return bytes(pb.Span(name=name, kind=pb.Span.SpanKind.ValueType(kind), flags=flags).SerializeToString())
-
-
-def _rare(span: Span) -> bytes:
-    """What few spans have."""
-    lost = span.dropped_attributes, span.dropped_events, span.dropped_links
-    if span.error is None and span.tracestate is None and lost == (0, 0, 0):
-        return b""
-    message = pb.Span(dropped_attributes_count=lost[0], dropped_events_count=lost[1], dropped_links_count=lost[2])
-    message.trace_state = span.tracestate or ""
-    if span.error is not None:
-        message.status.code, message.status.message = pb.Status.STATUS_CODE_ERROR, span.error
-    return bytes(message.SerializeToString())
+    return b"".join((head.SerializeToString(), attributes, *events, *links))
 
 
 def _encode_link(link: Link) -> bytes:
-    ids = bytes.fromhex(link.trace_id), bytes.fromhex(link.span_id)
-    head = pb.Span.Link(trace_id=ids[0], span_id=ids[1], flags=IS_REMOTE).SerializeToString()
-    link.encoded = _item(SPAN_LINKS, head + _attributes(LINK_ATTRIBUTES, link.attributes))
+    head = pb.Span.Link(trace_id=bytes.fromhex(link.trace_id), span_id=bytes.fromhex(link.span_id), flags=REMOTE)
+    link.encoded = _item(SPAN_LINKS, head.SerializeToString() + _attributes(LINK_ATTRIBUTES, link.attributes))
     return link.encoded
 
 
 def _event(event: Event) -> bytes:
-    head = _TIME.pack(0x09, event.t) + _event_name(event.name)  # fields 1 and 2
+    head = _EVENT_TIME.pack(9, event.t) + _event_name(event.name)
     return _item(SPAN_EVENTS, head + _attributes(EVENT_ATTRIBUTES, event.attributes))
 
 
 @functools.lru_cache(CACHED)
 def _event_name(name: str) -> bytes:
-    return _item(2, name.encode())
+    return _item(EVENT_NAME, name.encode())
 
 
 def _item(field: int, body: bytes) -> bytes:

@@ -19,9 +19,7 @@ OTLP = "OTEL_EXPORTER_OTLP_"
 GRPC, HTTP = "grpc", "http/protobuf"
 PORTS = {GRPC: 4317, HTTP: 4318}
 PATH = "/v1/traces"
-FLUSH_S = 2.0
-_CONFIG_FILES = ("OTEL_CONFIG_FILE", "OTEL_EXPERIMENTAL_CONFIG_FILE")
-_FILES = ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")
+NUMBER = r"\d+(\.\d+)?"
 
 
 @dataclass(frozen=True)
@@ -31,11 +29,11 @@ class Settings:
     endpoint: str
     protocol: str
     compression: str  # none | gzip | deflate
+    timeout_s: float  # of one export, all tries of the official exporter together
     enabled: bool
     flush_s: float
     delay_s: float  # between two looks at the spools
-    batch_spans: int
-    queue_spans: int
+    batch_spans: int  # sent together; no more than these wait, so that a queue's size bounds them too
 
 
 def read_settings(environ: Mapping[str, str], endpoint: str | None = None) -> Settings:
@@ -47,15 +45,24 @@ def read_settings(environ: Mapping[str, str], endpoint: str | None = None) -> Se
     name, protocol = _otlp(environ, "PROTOCOL", GRPC)
     if protocol not in PORTS:
         raise _refused(name, protocol, f"{GRPC!r} or {HTTP!r}; this version does not speak another encoding")
+    name, compression = _otlp(environ, "COMPRESSION", "none")
+    compressions = ("none", "gzip") if protocol == GRPC else ("none", "gzip", "deflate")
+    if compression.lower() not in compressions:
+        raise _refused(name, compression, " or ".join(compressions))
+    name, timeout = _otlp(environ, "TIMEOUT", "10")
+    if not re.fullmatch(NUMBER, timeout) or float(timeout) == 0:
+        raise _refused(name, timeout, "a number of seconds above 0")
+    batch_spans = int(_number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)) or 512
+    queue_spans = int(_number(environ, "OTEL_BSP_MAX_QUEUE_SIZE", batch_spans)) or batch_spans
     return Settings(
         endpoint=_endpoint(environ, endpoint, protocol),
         protocol=protocol,
-        compression=_compression(environ, protocol),
+        compression=compression.lower(),
+        timeout_s=float(timeout),
         enabled=_enabled(environ),
-        flush_s=_number(environ, "VLLM_LITE_TRACE_FLUSH_S", _number(environ, "OTEL_BSP_EXPORT_TIMEOUT", FLUSH_S * 1000) / 1000),
+        flush_s=_number(environ, "VLLM_LITE_TRACE_FLUSH_S", _number(environ, "OTEL_BSP_EXPORT_TIMEOUT", 2000) / 1000),
         delay_s=_number(environ, "OTEL_BSP_SCHEDULE_DELAY", 500) / 1000,
-        batch_spans=int(_number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)) or 512,
-        queue_spans=int(_number(environ, "OTEL_BSP_MAX_QUEUE_SIZE", 16_384)) or 16_384,
+        batch_spans=min(batch_spans, queue_spans),
     )
 
 
@@ -64,21 +71,16 @@ def _refused(name: str, value: str, accepted: str) -> VLLMValidationError:
 
 
 def _refuse_unsupported(environ: Mapping[str, str]) -> None:
-    for name in _CONFIG_FILES:
+    for name in ("OTEL_CONFIG_FILE", "OTEL_EXPERIMENTAL_CONFIG_FILE"):
         if environ.get(name):
             raise _refused(name, environ[name], "the other OTEL_* variables; a configuration file is not read")
-    for propagator in environ.get("OTEL_PROPAGATORS", "").split(","):
-        if propagator.strip() not in ("", "tracecontext", "baggage"):
-            raise _refused(
-                "OTEL_PROPAGATORS", propagator.strip(), "tracecontext and baggage; headers of other kinds are not read"
-            )
-    for suffix in _FILES:
+    for kind in map(str.strip, environ.get("OTEL_PROPAGATORS", "").split(",")):
+        if kind not in ("", "tracecontext", "baggage"):
+            raise _refused("OTEL_PROPAGATORS", kind, "tracecontext and baggage; headers of other kinds are not read")
+    for suffix in ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"):
         name, path = _otlp(environ, suffix, "")
         if path and not Path(path).is_file():
             raise _refused(name, path, "the path of a file that exists")
-    name, timeout = _otlp(environ, "TIMEOUT", "10")
-    if not re.fullmatch(r"\d+(\.\d+)?", timeout) or float(timeout) == 0:
-        raise _refused(name, timeout, "a number of seconds above 0")
     name, headers = _otlp(environ, "HEADERS", "")
     if any("=" not in item for item in headers.split(",") if item.strip()):
         raise _refused(name, headers, "name=value pairs with commas between them")
@@ -90,6 +92,15 @@ def _otlp(environ: Mapping[str, str], suffix: str, default: str) -> tuple[str, s
         if environ.get(name, "").strip():
             return name, environ[name].strip()
     return f"{OTLP}{suffix}", default
+
+
+def _number(environ: Mapping[str, str], name: str, default: float) -> float:
+    value = environ.get(name, "").strip()
+    if not value:
+        return default
+    if not re.fullmatch(NUMBER, value):
+        raise _refused(name, value, "a number from 0 up")
+    return float(value)
 
 
 def _endpoint(environ: Mapping[str, str], option: str | None, protocol: str) -> str:
@@ -106,12 +117,11 @@ def _endpoint(environ: Mapping[str, str], option: str | None, protocol: str) -> 
     if not known:
         raise _refused(name, value, f"host:port or a URL such as http://localhost:{PORTS[protocol]}")
     port = f":{PORTS[protocol]}" if bare and ":" not in url.netloc.rpartition("]")[2] else ""
-    base = f"{url.scheme}://{url.netloc}{port}"
+    base, path = f"{url.scheme}://{url.netloc}{port}", url.path.rstrip("/")
     if protocol == GRPC:
         return base
-    path = url.path.rstrip("/")
     if name == f"{OTLP}ENDPOINT":
-        return f"{base}{path}{'' if path.endswith(PATH) else PATH}"
+        return f"{base}{path.removesuffix(PATH)}{PATH}"
     if name == f"{OTLP}TRACES_ENDPOINT" and not bare:
         return value
     return f"{base}{path or PATH}"
@@ -126,27 +136,10 @@ def _scheme(environ: Mapping[str, str]) -> str:
     return "https" if secure and insecure.lower() != "true" else "http"
 
 
-def _compression(environ: Mapping[str, str], protocol: str) -> str:
-    name, value = _otlp(environ, "COMPRESSION", "none")
-    allowed = ("none", "gzip") if protocol == GRPC else ("none", "gzip", "deflate")
-    if value.lower() not in allowed:
-        raise _refused(name, value, " or ".join(allowed))
-    return value.lower()
-
-
 def _enabled(environ: Mapping[str, str]) -> bool:
-    exporters = [item.strip() for item in environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",") if item.strip()]
+    exporters = [item.strip() for item in environ.get("OTEL_TRACES_EXPORTER", "").split(",") if item.strip()]
     for item in exporters:
         if item not in ("otlp", "none"):
             raise _refused("OTEL_TRACES_EXPORTER", item, "otlp or none; `vllm-lite trace show` prints spans on the console")
     disabled = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     return not disabled and (not exporters or "otlp" in exporters)
-
-
-def _number(environ: Mapping[str, str], name: str, default: float) -> float:
-    value = environ.get(name, "").strip()
-    if not value:
-        return default
-    if not re.fullmatch(r"\d+(\.\d+)?", value):
-        raise _refused(name, value, "a number from 0 up")
-    return float(value)
