@@ -26,11 +26,10 @@ from vllm_lite.config import (
     SchedulerConfig,
     VllmConfig,
 )
-from vllm_lite.config.checks import check_bool, check_int, check_number, refuse
+from vllm_lite.config.checks import check_bool, check_int, refuse
 from vllm_lite.config.model import ATTENTION_BACKENDS, DTYPES
 from vllm_lite.config.model_files import DEFAULT_MODEL, resolve_model
-from vllm_lite.config.scheduler import POLICIES
-from vllm_lite.config.vllm import DEVICES, LOAD_FORMATS
+from vllm_lite.config.vllm import DEVICES, LOAD_FORMATS, POLICIES
 
 Part = TypeVar("Part")
 
@@ -137,42 +136,36 @@ class EngineArgs:
 
         Raises VLLMValidationError naming a bad option, UnsupportedModelError where there is no such model.
         """
-        for name in ("model", "tokenizer", "served_model_name"):
-            value = getattr(self, name)
-            if not isinstance(value, str) and (value is not None or name == "model"):
-                raise refuse(name, value, "text")
-        check_bool("skip_tokenizer_init", self.skip_tokenizer_init)
-        check_bool("enforce_eager", self.enforce_eager)
-        unresolved = self._part(ModelConfig)
-        steps = self.trace_steps if self.trace_steps is not None else os.environ.get("VLLM_LITE_TRACE_STEPS", "sampled")
-        others = {
-            "cache_config": self._part(CacheConfig),
-            "load_config": self._part(LoadConfig),
-            "device_config": self._part(DeviceConfig),
-            "parallel_config": self._part(ParallelConfig),
-            "observability_config": self._part(ObservabilityConfig, trace_steps=steps),
-        }
-        self._scheduler_config(max_model_len=0)
-        check_number("shutdown_timeout", self.shutdown_timeout, 0.0)
-        if not isinstance(self.additional_config, dict):
-            raise refuse("additional_config", self.additional_config, "a dictionary")
+        unresolved = self._config(self._part(ModelConfig)).model_config
         for field in dataclasses.fields(self):
-            _check_wire(field.name, getattr(self, field.name))
+            value = getattr(self, field.name)
+            if isinstance(field.default, bool):
+                check_bool(field.name, value)
+            _check_wire(field.name, value)
         model = dataclasses.replace(
             unresolved,
             model_path=str(resolve_model(self.model)),
             tokenizer=None if self.tokenizer is None else str(resolve_model(self.tokenizer, "tokenizer")),
         )
-        scheduler = self._scheduler_config(model.max_model_len or 0)
-        return self._part(VllmConfig, model_config=model, scheduler_config=scheduler, **others)
+        return self._config(model)
 
-    def _scheduler_config(self, max_model_len: int) -> SchedulerConfig:
+    def _config(self, model: ModelConfig) -> VllmConfig:
         check_int("max_num_seqs", self.max_num_seqs, 1)
         room = self.max_num_batched_tokens
         if room is None:
-            whole_prompt = 0 if self.enable_chunked_prefill else max_model_len
+            whole_prompt = 0 if self.enable_chunked_prefill else model.max_model_len or 0
             room = max(SchedulerConfig.max_num_batched_tokens, self.max_num_seqs, whole_prompt)
-        return self._part(SchedulerConfig, max_num_batched_tokens=room, policy=self.scheduling_policy)
+        steps = self.trace_steps if self.trace_steps is not None else os.environ.get("VLLM_LITE_TRACE_STEPS", "sampled")
+        return self._part(
+            VllmConfig,
+            model_config=model,
+            cache_config=self._part(CacheConfig),
+            scheduler_config=self._part(SchedulerConfig, max_num_batched_tokens=room, policy=self.scheduling_policy),
+            parallel_config=self._part(ParallelConfig),
+            load_config=self._part(LoadConfig),
+            device_config=self._part(DeviceConfig),
+            observability_config=self._part(ObservabilityConfig, trace_steps=steps),
+        )
 
     def _part(self, kind: type[Part], **given: Any) -> Part:
         """A part of the configuration: options that have the names of its fields, and what is `given`."""
@@ -188,13 +181,6 @@ class AsyncEngineArgs(EngineArgs):
     disable_log_stats: bool = _option(False, "count nothing: no figures in the log, no metrics", bool)
     aggregate_engine_logging: bool = _option(False, "one line in the log for all engine cores together", bool)
     enable_log_requests: bool = _option(False, "log each request that is added, fails or is given up", bool)
-
-    def create_engine_config(self) -> VllmConfig:
-        """As in EngineArgs."""
-        check_bool("disable_log_stats", self.disable_log_stats)
-        check_bool("aggregate_engine_logging", self.aggregate_engine_logging)
-        check_bool("enable_log_requests", self.enable_log_requests)
-        return super().create_engine_config()
 
 
 def _check_wire(field: str, value: object) -> None:

@@ -6,7 +6,7 @@ Mirrors: vllm/outputs.py, vllm/logprobs.py
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -79,8 +79,6 @@ class RequestOutput:
         With `aggregate` (DELTA) text, ids and logprobs are appended; without, the newer completion replaces the older.
         """
         self.finished |= next_output.finished
-        if next_output.kv_transfer_params is not None:
-            self.kv_transfer_params = next_output.kv_transfer_params
         for new in next_output.outputs:
             for i, old in enumerate(self.outputs):
                 if old.index == new.index:
@@ -124,4 +122,3 @@ class PoolingRequestOutput:
     prompt_token_ids: list[int]
     finished: bool
     num_cached_tokens: int = 0
-    extras: dict[str, Any] = field(default_factory=dict)

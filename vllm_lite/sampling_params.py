@@ -120,15 +120,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         check_int("min_tokens", self.min_tokens, 0)
         for field in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
             check_bool(field, getattr(self, field))
-        if self.seed is not None:
-            check_int("seed", self.seed)
-        if self.max_tokens is not None:
-            check_int("max_tokens", self.max_tokens, 1)
-        if self.stream_interval is not None:
-            check_int("stream_interval", self.stream_interval, 1)
-        for field in ("logprobs", "prompt_logprobs"):
-            if getattr(self, field) is not None:
-                check_int(field, getattr(self, field), -1)
+        check_int("seed", self.seed, optional=True)
+        check_int("max_tokens", self.max_tokens, 1, optional=True)
+        check_int("stream_interval", self.stream_interval, 1, optional=True)
+        check_int("logprobs", self.logprobs, -1, optional=True)
+        check_int("prompt_logprobs", self.prompt_logprobs, -1, optional=True)
 
     def _check_lists(self) -> None:
         _check_texts("stop", self.stop, "a string or a list of non-empty strings")

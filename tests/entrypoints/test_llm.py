@@ -173,3 +173,26 @@ def test_vectors(toy: LLM) -> None:
 
 def test_calls(toy: LLM) -> None:
     assert toy.collective_rpc("get_info")[0]["attention_backend"] == "toy"
+
+
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_an_engine_that_slept_answers_as_before(tiny_model_path: Path, processes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MULTIPROCESSING, processes)
+    llm = LLM(str(tiny_model_path), distributed_executor_backend="toy")
+    before = llm.generate([[1, 2]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    llm.sleep(level=1)
+    assert llm.wake_up(["weights"]) is False
+    assert llm.wake_up() is True
+    assert llm.generate([[1, 2]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids == before
+    with pytest.raises(RuntimeError, match="level must be an integer >= 0 and <= 2; got 9"):
+        llm.sleep(level=9)
+    llm.shutdown()
+
+
+def test_profiles_are_begun_and_ended(toy: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(toy.llm_engine.engine_core, "call_utility", lambda *call: asked.append(call))
+    toy.start_profile("mine")
+    toy.stop_profile()
+    monkeypatch.undo()
+    assert asked == [("profile", True, "mine"), ("profile", False)]

@@ -5,20 +5,11 @@ zmq, any class of the engine.
 Mirrors: vllm/config/__init__.py
 """
 
-from vllm_lite.config.cache import CacheConfig
-from vllm_lite.config.model import ModelConfig
-from vllm_lite.config.observability import ObservabilityConfig
-from vllm_lite.config.parallel import ParallelConfig
-from vllm_lite.config.scheduler import SchedulerConfig
-from vllm_lite.config.vllm import DeviceConfig, LoadConfig, VllmConfig
-
-__all__ = [
-    "CacheConfig",
-    "DeviceConfig",
-    "LoadConfig",
-    "ModelConfig",
-    "ObservabilityConfig",
-    "ParallelConfig",
-    "SchedulerConfig",
-    "VllmConfig",
-]
+from vllm_lite.config.model import ModelConfig as ModelConfig
+from vllm_lite.config.vllm import CacheConfig as CacheConfig
+from vllm_lite.config.vllm import DeviceConfig as DeviceConfig
+from vllm_lite.config.vllm import LoadConfig as LoadConfig
+from vllm_lite.config.vllm import ObservabilityConfig as ObservabilityConfig
+from vllm_lite.config.vllm import ParallelConfig as ParallelConfig
+from vllm_lite.config.vllm import SchedulerConfig as SchedulerConfig
+from vllm_lite.config.vllm import VllmConfig as VllmConfig

@@ -1,7 +1,7 @@
 """One way to refuse a bad value, so that every refusal reads the same: field, what it held, what is accepted.
 
 Process: all. Knows: Python's number types, and what a message can hold, which is integers of 64 bits and
-text that is UTF-8. Does not know: which class asks.
+text that is UTF-8. Does not know: which class asks. Where a check is `optional`, None passes.
 Mirrors: nothing; vLLM spreads these checks over its classes.
 """
 
@@ -25,8 +25,10 @@ def refuse(field: str, value: object, accepted: str) -> VLLMValidationError:
     return VLLMValidationError(f"{field} must be {accepted}; got {shown}", parameter=field, value=value)
 
 
-def check_int(field: str, value: object, low: int | None = None, high: int | None = None) -> None:
+def check_int(field: str, value: object, low: int | None = None, high: int | None = None, *, optional: bool = False) -> None:
     """Refuse all but a true int (no bool, no float) of 64 bits within [low, high]."""
+    if optional and value is None:
+        return
     if type(value) is not int or (low is not None and value < low) or (high is not None and value > high):
         raise refuse(field, value, f"an integer{_bounds(low, high)}")
     if not INT64_MIN <= value <= INT64_MAX:
@@ -49,14 +51,15 @@ def check_number(
         raise refuse(field, value, f"{accepted} (an int or a float)")
     if isinstance(value, int) and not INT64_MIN <= value <= INT64_MAX:
         raise refuse(field, value, f"{accepted} that fits in 64 bits")
-    if not math.isfinite(value):
-        raise refuse(field, value, accepted)
-    if (low is not None and (value <= low if above_low else value < low)) or (high is not None and value > high):
+    too_low = low is not None and (value <= low if above_low else value < low)
+    if not math.isfinite(value) or too_low or (high is not None and value > high):
         raise refuse(field, value, accepted)
 
 
-def check_text(field: str, value: object, accepted: str = "a string") -> str:
-    """Refuse all but a string that UTF-8 can hold, so one without lone surrogates; returns it."""
+def check_text(field: str, value: object, accepted: str = "a string", *, optional: bool = False) -> str:
+    """Refuse all but a string that UTF-8 can hold, so one without lone surrogates; returns it ("" for None)."""
+    if optional and value is None:
+        return ""
     if not isinstance(value, str):
         raise refuse(field, value, accepted)
     try:
@@ -66,9 +69,9 @@ def check_text(field: str, value: object, accepted: str = "a string") -> str:
     return value
 
 
-def check_path(field: str, value: object) -> None:
+def check_path(field: str, value: object, *, optional: bool = False) -> None:
     """Refuse all but a string that can name a file."""
-    if "\0" in check_text(field, value, "a path as a string"):
+    if "\0" in check_text(field, value, "a path as a string", optional=optional):
         raise refuse(field, value, "a path without null characters")
 
 
@@ -78,9 +81,9 @@ def check_mapping(field: str, value: object) -> None:
         raise refuse(field, value, "a mapping whose keys are strings")
 
 
-def check_bool(field: str, value: object) -> None:
+def check_bool(field: str, value: object, *, optional: bool = False) -> None:
     """Refuse all but True and False."""
-    if not isinstance(value, bool):
+    if not isinstance(value, bool) and not (optional and value is None):
         raise refuse(field, value, "True or False")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_lite.config.checks import check_bool, check_choice, check_int, refuse
+from vllm_lite.config.checks import check_bool, check_choice, check_int, check_text, refuse
 from vllm_lite.exceptions import UnsupportedModelError
 
 DTYPES = ("auto", "float16", "bfloat16", "float32", "float64")
@@ -44,15 +44,19 @@ class ModelConfig:
     compile: bool = False
 
     def __post_init__(self) -> None:
+        check_text("model", self.model, "text")
+        check_text("tokenizer", self.tokenizer, "text", optional=True)
+        check_text("served_model_name", self.served_model_name, "text", optional=True)
         check_choice("dtype", self.dtype, DTYPES)
         check_int("seed", self.seed, 0, 2**63 - 1)
         check_int("max_logprobs", self.max_logprobs, -1)
         check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        check_bool("skip_tokenizer_init", self.skip_tokenizer_init)
+        check_bool("enforce_eager", self.enforce_eager)
         check_bool("compile", self.compile)
         if self.compile and self.enforce_eager:
             raise refuse("compile", True, "False with enforce_eager, which runs every step op by op")
-        if self.max_model_len is not None:
-            check_int("max_model_len", self.max_model_len, 1)
+        check_int("max_model_len", self.max_model_len, 1, optional=True)
         if self.model_path and not self.hf_config:
             self.hf_config = _read_json(Path(self.model_path) / "config.json", required=True)
             self.generation_config = _read_json(Path(self.model_path) / "generation_config.json", required=False)

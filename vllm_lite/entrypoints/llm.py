@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from vllm_lite.config.checks import check_mapping, refuse
 from vllm_lite.engine_args import EngineArgs
 from vllm_lite.frontend.llm_engine import LLMEngine
+from vllm_lite.frontend.protocol import PauseMode
 from vllm_lite.frontend.renderer import ChatMessage, Prompt
 from vllm_lite.frontend.tokenizer import Tokenizer
 from vllm_lite.outputs import PoolingRequestOutput, RequestOutput
@@ -24,6 +25,7 @@ from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 
 MULTIPROCESSING = "VLLM_LITE_ENABLE_V1_MULTIPROCESSING"
+BAR = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "{task.fields[speed]}")
 Params = TypeVar("Params", SamplingParams, PoolingParams)
 Output = RequestOutput | PoolingRequestOutput
 
@@ -58,8 +60,7 @@ class LLM:
         asked = _as_list(prompts)
         params = [_final(one) for one in _for_each("sampling_params", sampling_params, SamplingParams, len(asked))]
         options = {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs}
-        with self._turn:
-            outputs = self._answer(asked, params, options, priority, show="answers" if use_tqdm else None)
+        outputs = self._answer(asked, params, options, priority, show="answers" if use_tqdm else None)
         return [output for output in outputs if isinstance(output, RequestOutput)]
 
     def chat(
@@ -97,8 +98,7 @@ class LLM:
         asked = _as_list(prompts)
         params = _for_each("pooling_params", pooling_params, PoolingParams, len(asked))
         options = {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs}
-        with self._turn:
-            outputs = self._answer(asked, params, options, None, show="vectors" if use_tqdm else None)
+        outputs = self._answer(asked, params, options, None, show="vectors" if use_tqdm else None)
         return [output for output in outputs if isinstance(output, PoolingRequestOutput)]
 
     def get_tokenizer(self) -> Tokenizer:
@@ -119,6 +119,26 @@ class LLM:
         """Forget all cached prefixes."""
         return self.llm_engine.reset_prefix_cache(reset_running_requests)
 
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Pause and free memory until `wake_up`: 1 keeps the weights in host memory, 2 drops them, both free the KV cache."""
+        self._call("sleep", level, mode)
+
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Take memory back: "weights", "kv_cache", or both; True, and the engine goes on, where nothing sleeps any more."""
+        return bool(self._call("wake_up", tags))
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Let every worker write down what it does, until `stop_profile`."""
+        self._call("profile", True, profile_prefix)
+
+    def stop_profile(self) -> None:
+        """End the profiles; the workers' log says which files hold them."""
+        self._call("profile", False)
+
+    def _call(self, method: str, *args: Any) -> Any:
+        """Call a method of the engine core, which checks the arguments. RuntimeError with its words where it failed."""
+        return self.llm_engine.engine_core.call_utility(method, *args)
+
     def shutdown(self, timeout: float | None = None) -> None:
         """End the engine now, and not when the last reference goes. May be called more than once."""
         self.llm_engine.shutdown(timeout)
@@ -134,36 +154,28 @@ class LLM:
         """All outputs in the order of their prompts; on any failure, Ctrl-C too, no request is left in the engine."""
         if priority is not None and (not isinstance(priority, list | tuple) or len(priority) != len(prompts)):
             raise refuse("priority", priority, f"None or a list of one for each prompt, of which there are {len(prompts)}")
-        names = [str(self._count + i) for i in range(len(prompts))]
-        self._count += len(prompts)
+        levels = [0] * len(prompts) if priority is None else priority
         internal_ids: list[str] = []
-        try:
-            for i, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
-                level = 0 if priority is None else priority[i]
-                internal_ids.append(self.llm_engine.add_request(name, prompt, params[i], priority=level, **options))
-            finished = self._run(len(names), show)
-        except BaseException:
-            self.llm_engine.abort_request(internal_ids)
-            raise
+        with self._turn:
+            names = [str(self._count + i) for i in range(len(prompts))]
+            self._count += len(prompts)
+            try:
+                for name, prompt, one, level in zip(names, prompts, params, levels, strict=True):
+                    internal_ids.append(self.llm_engine.add_request(name, prompt, one, priority=level, **options))
+                finished = self._run(len(names), show)
+            except BaseException:
+                self.llm_engine.abort_request(internal_ids)
+                raise
         return [finished[name] for name in names]
 
     def _run(self, total: int, show: str | None) -> dict[str, Output]:
-        """Step until every request has ended; their outputs by name."""
+        """Step until every request has given its one output; by name."""
         finished: dict[str, Output] = {}
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[speed]}"),
-        )
-        with Progress(*columns, console=Console(stderr=True), disable=show is None) as progress:
+        tokens = 0
+        with Progress(*BAR, console=Console(stderr=True), disable=show is None) as progress:
             bar = progress.add_task(show or "", total=total, speed="")
-            tokens = 0
             while self.llm_engine.has_unfinished_requests():
                 for output in self.llm_engine.step():
-                    if not output.finished:
-                        continue
                     finished[output.request_id] = output
                     if isinstance(output, RequestOutput):
                         tokens += sum(len(answer.token_ids) for answer in output.outputs)
