@@ -29,24 +29,24 @@ _REQUEST_STYLES = ("#3fbf6f", "#f0905a", "#2fb5b5", "#b8a82a", "#9a7cf0", "#f06f
 class Glyphs(NamedTuple):
     """What lines and bars are drawn with. `levels` fill a cell from nothing to all of it."""
 
-    levels: str
-    bar: str
-    rule: str
-    heavy: str
-    grid: str
-    border: str
-    beyond: str
-    ellipsis: str
-    left: str
-    right: str
-    idle: str
-    gap: str
-    end: str
-    bullet: str
-    phases: str
+    levels: str = " ▁▂▃▄▅▆▇"
+    bar: str = "▆"
+    rule: str = "─"
+    heavy: str = "━"
+    grid: str = "┊"
+    border: str = "│"
+    beyond: str = "»"
+    ellipsis: str = "…"
+    left: str = "←"
+    right: str = "→"
+    idle: str = "·"
+    gap: str = "┆"
+    end: str = "■"
+    bullet: str = "•"
+    phases: str = "▁▄▆"
 
 
-UNICODE = Glyphs(" ▁▂▃▄▅▆▇", "▆", "─", "━", "┊", "│", "»", "…", "←", "→", "·", "┆", "■", "•", "▁▄▆")
+UNICODE = Glyphs()
 ASCII = Glyphs(" .:-=+*#", "#", "-", "=", "|", "|", ">", "...", "<", ">", ".", ":", "#", "*", ".+#")
 NARROWEST, USUAL, PAPER, WIDEST = 20, 80, 120, 500  # cells
 
@@ -84,19 +84,17 @@ class Screen(NamedTuple):
 
     def title(self, name: str, *facts: str) -> Text:
         """A view's first line: its name, what it holds, and a rule to the right edge."""
-        line = Text().append(name.upper(), STRONG)
-        for fact in facts:
-            line.append("  ").append(fact, DIM)
-        return self._ruled(line, self.glyphs.rule)
+        return self._ruled(self.glyphs.rule, name.upper(), *facts)
 
     def heading(self, text: str) -> Text:
         """Above several views that belong together."""
-        return self._ruled(Text().append(f"{self.glyphs.heavy * 2} {text}", STRONG), self.glyphs.heavy)
+        return self._ruled(self.glyphs.heavy, f"{self.glyphs.heavy * 2} {text}")
 
-    def _ruled(self, line: Text, rule: str) -> Text:
-        room = self.width - line.cell_len - 2
-        if room > 0:
-            line.append("  ").append(rule * room, DIM)
+    def _ruled(self, rule: str, name: str, *facts: str) -> Text:
+        line = Text().append(name, STRONG)
+        for fact in facts:
+            line.append("  ").append(fact, DIM)
+        line.append("  ").append(rule * (self.width - line.cell_len), DIM)
         return self.fit(line)
 
 

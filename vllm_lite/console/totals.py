@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from vllm_lite.console.figures import SECOND, count, ms, size, span
-from vllm_lite.console.passage import STOPS, first_token, time_span
+from vllm_lite.console.passage import STOPS, time_span
 from vllm_lite.console.rows import REASONS, fates
 from vllm_lite.console.theme import DIM, ERROR, PROCESS_NAMES, PROCESS_STYLES, STRONG, Screen, View
 from vllm_lite.console.timeline import ending
 from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.compare import Figures, quantile
+from vllm_lite.tracing.compare import Figures, facts
 from vllm_lite.tracing.journey import LATE, Run
 from vllm_lite.tracing.journey.times import ABORT, DECODE, PREFILL, QUEUED, WIRE, WIRE_IN, station_times
 from vllm_lite.tracing.stations import STATIONS
@@ -46,7 +46,7 @@ class Totals(View):
         run = self.run
         start, end = time_span(run)
         yield screen.title("totals", count(len(run.requests), "request"), f"within {span(end - start)}")
-        for label, text, style in (*_requests(run, end - start), *_steps(run), *_letters(run), *_calls(run), *_faults(run)):
+        for label, text, style in (*_requests(run), *_letters(run), *_calls(run), *_faults(run)):
             yield Text().append(label.ljust(LABEL), STRONG).append(screen.printable(text), style)
         yield from self._stations(screen)
 
@@ -66,27 +66,21 @@ class Totals(View):
             yield line
 
 
-def _requests(run: Run, length: int) -> Iterator[Fact]:
-    closes = [request.close for request in run.requests if request.close]
+def _requests(run: Run) -> Iterator[Fact]:
+    told = facts(run)
     yield "requests", f"{len(run.requests)}: {_most_common(Counter(map(ending, run.requests)))}", ""
-    prompt, cached = sum(close.num_prompt_tokens for close in closes), sum(close.num_cached_tokens for close in closes)
-    answer = sum(close.num_output_tokens for close in closes)
-    rate = f", {answer * SECOND / length:,.1f} a second" if length else ""
-    yield "tokens", f"{prompt:,} in prompts ({cached:,} cached), {answer:,} in answers{rate}", ""
-    firsts = sorted(first for request in run.requests if (first := first_token(request)) is not None)
-    if firsts:
-        yield "first letter", f"{span(quantile(firsts, 0.5))} after accept (p50), {span(quantile(firsts, 0.99))} (p99)", ""
-
-
-def _steps(run: Run) -> Iterator[Fact]:
-    plans = [step.schedule for step in run.steps]
-    if not plans:
-        return
-    mean, most = sum(plan.num_requests for plan in plans) / len(plans), max(plan.num_requests for plan in plans)
-    prefills = sum(plan.num_prefill > 0 for plan in plans)
-    yield "steps", f"{len(plans):,}, {prefills:,} with prompts; {mean:.1f} requests in a step on the mean, {most} at most", ""
-    preempted = count(sum(len(plan.preempted) for plan in plans), "preemption")
-    yield "KV cache", f"{max(plan.kv_usage for plan in plans):.1%} used at most; {preempted}", ""
+    prompts = f"{told['prompt tokens']:,} in prompts ({told['cached tokens']:,} cached)"
+    rate = f", {told['answer tokens a second']:,.1f} a second" if told["answer tokens a second"] is not None else ""
+    yield "tokens", f"{prompts}, {told['answer tokens']:,} in answers{rate}", ""
+    p50, p99 = told["first token, p50 s"], told["first token, p99 s"]
+    if p50 is not None and p99 is not None:
+        yield "first letter", f"{span(p50 * SECOND)} after accept (p50), {span(p99 * SECOND)} (p99)", ""
+    if plans := [step.schedule for step in run.steps]:
+        prefills, most = sum(plan.num_prefill > 0 for plan in plans), max(plan.num_requests for plan in plans)
+        mean = f"{told['requests in a step']:.1f} requests in a step on the mean, {most} at most"
+        yield "steps", f"{len(plans):,}, {prefills:,} with prompts; {mean}", ""
+        preempted = count(sum(len(plan.preempted) for plan in plans), "preemption")
+        yield "KV cache", f"{max(plan.kv_usage for plan in plans):.1%} used at most; {preempted}", ""
 
 
 def _letters(run: Run) -> Iterator[Fact]:
