@@ -146,7 +146,7 @@ class LLM:
     def _answer(
         self,
         prompts: Sequence[Prompt],
-        params: Sequence[SamplingParams] | Sequence[PoolingParams],
+        params: Sequence[SamplingParams | PoolingParams],
         options: dict[str, Any],
         priority: Sequence[int] | None,
         show: str | None,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 
 def convert(gguf_file: Path, out_folder: Path, on_tensor: Callable[[int], None] = lambda total: None) -> None:
@@ -80,11 +80,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("out_folder", type=Path)
     options = parser.parse_args(arguments)
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    name = options.gguf_file.name
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"unpacking {options.gguf_file.name}", total=None)
+        task = progress.add_task(f"reading {name}", total=None)  # the header alone takes seconds
+
+        def unpacked(total: int) -> None:
+            progress.update(task, description=f"unpacking {name}", total=total, advance=1)
+
         try:
-            convert(options.gguf_file, options.out_folder, lambda total: progress.update(task, total=total, advance=1))
+            convert(options.gguf_file, options.out_folder, unpacked)
         except Exception as error:  # whatever the readers of a damaged or unknown file may raise
             console.print(f"{options.gguf_file} cannot be converted: {type(error).__name__}: {error}", soft_wrap=True)
             return 1
