@@ -50,39 +50,32 @@ def _trace(spans: list[Span], environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _process(process: Process, environ: Mapping[str, str]) -> dict[str, Any]:
     attributes = resource_attributes(process, environ)
-    name = attributes.pop("service.name", "unknown_service")
-    return {"serviceName": name, "tags": _tags(attributes)}
+    return {"serviceName": attributes.pop("service.name", "unknown_service"), "tags": _tags(attributes)}
 
 
 def _span(span: Span, process: str) -> dict[str, Any]:
     """The parent comes first in `references`: the UI takes the first one that it finds in the trace."""
-    start, end = span.start // 1000, span.end // 1000
     parent = [("CHILD_OF", span.trace_id, span.parent_span_id)] if span.parent_span_id is not None else []
     links = [("FOLLOWS_FROM", link.trace_id, link.span_id) for link in span.links]
-    return {
-        "traceID": span.trace_id,
-        "spanID": span.span_id,
-        "operationName": span.name,
-        "references": [{"refType": kind, "traceID": trace, "spanID": other} for kind, trace, other in parent + links],
-        "startTime": start,
-        "duration": end - start,
-        "tags": _tags({**span.attributes, **_described(span)}),
-        "logs": [{"timestamp": e.t // 1000, "fields": _tags({"event": e.name, **e.attributes})} for e in span.events],
-        "processID": process,
-        "warnings": None,
-    }
-
-
-def _described(span: Span) -> dict[str, AttributeValue]:
-    """What OpenTelemetry has fields for and Jaeger keeps in tags."""
-    tags: dict[str, AttributeValue] = {
+    tags: dict[str, AttributeValue] = {  # what OpenTelemetry has fields for
         "span.kind": span.kind.name.lower(),
         "otel.library.name": SCOPE["name"],
         "otel.library.version": SCOPE["version"],
     }
     if span.error is not None:
         tags |= {"error": True, "otel.status_code": "ERROR", "otel.status_description": span.error}
-    return tags
+    return {
+        "traceID": span.trace_id,
+        "spanID": span.span_id,
+        "operationName": span.name,
+        "references": [{"refType": kind, "traceID": trace, "spanID": other} for kind, trace, other in parent + links],
+        "startTime": span.start // 1000,
+        "duration": span.end // 1000 - span.start // 1000,
+        "tags": _tags({**span.attributes, **tags}),
+        "logs": [{"timestamp": e.t // 1000, "fields": _tags({"event": e.name, **e.attributes})} for e in span.events],
+        "processID": process,
+        "warnings": None,
+    }
 
 
 def _tags(attributes: Mapping[str, AttributeValue]) -> list[dict[str, Any]]:

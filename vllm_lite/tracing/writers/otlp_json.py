@@ -24,6 +24,7 @@ from vllm_lite.tracing.spans.model import Attributes
 LINE_SPANS = 1000
 _ERROR = 2  # Status.StatusCode
 _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200  # SpanFlags
+_KINDS = {bool: "boolValue", int: "intValue", float: "doubleValue", str: "stringValue"}
 Json = dict[str, Any]
 
 
@@ -40,21 +41,13 @@ def write_otlp_json(spans: Iterable[Span], path: Path, environ: Mapping[str, str
 def read_otlp_json(path: Path) -> Iterator[Span]:
     """The spans of a file of such lines, ours or a collector's. Raises ValueError that names a line which is none."""
     processes: dict[bytes, Process] = {}
-    with _open(path, "rb") as file:
-        for number, line in enumerate(_lines(path, file), 1):
-            try:
-                for resource in msgspec.json.decode(line)["resourceSpans"] if line.strip() else ():
-                    told = _mapping(resource.get("resource", {}).get("attributes", ()))
-                    process = processes.setdefault(msgspec.json.encode(told), _process(told))
-                    for scope in resource.get("scopeSpans", ()):
-                        yield from (_read_span(process, fields) for fields in scope.get("spans", ()))
-            except (msgspec.DecodeError, LookupError, TypeError, AttributeError, ValueError) as error:
-                raise ValueError(f"{path}, line {number}, is no OTLP request: {error!r}") from None
-
-
-def _lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
     try:
-        yield from file
+        with _open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield from _read_request(line, processes)
+                except (LookupError, TypeError, AttributeError, ValueError) as error:
+                    raise ValueError(f"{path}, line {number}, is no OTLP request: {error!r}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is no whole gzip file: {error}") from None
 
@@ -112,18 +105,20 @@ def _attributes(attributes: Mapping[str, AttributeValue]) -> list[Json]:
 
 
 def _value(value: AttributeValue) -> Json:
-    if isinstance(value, bool):
-        return {"boolValue": value}
-    if isinstance(value, int):
-        return {"intValue": str(value)}
-    if isinstance(value, float):
-        return {"doubleValue": value}
-    if isinstance(value, str):
-        return {"stringValue": value}
+    if isinstance(value, (bool, int, float, str)):
+        return {_KINDS[type(value)]: str(value) if type(value) is int else value}
     return {"arrayValue": {"values": [_value(item) for item in value]}}
 
 
 # ---- and back -------------------------------------------------------------------------------------------------------------
+
+
+def _read_request(line: bytes, processes: dict[bytes, Process]) -> Iterator[Span]:
+    for resource in msgspec.json.decode(line)["resourceSpans"] if line.strip() else ():
+        told = _mapping(resource.get("resource", {}).get("attributes", ()))
+        process = processes.setdefault(msgspec.json.encode(told), _process(told))
+        for scope in resource.get("scopeSpans", ()):
+            yield from (_read_span(process, fields) for fields in scope.get("spans", ()))
 
 
 def _process(told: Attributes) -> Process:

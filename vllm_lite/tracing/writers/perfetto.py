@@ -8,9 +8,10 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -24,11 +25,7 @@ _COUNTERS = {"running": "vllm_lite.num_running", "waiting": "vllm_lite.num_waiti
 _PUTS = ("collector.put", "collector.merge")
 
 
-class _Row(NamedTuple):
-    """Where spans are drawn: a group (a process, or all requests), and a name in it."""
-
-    group: str
-    name: str
+Row = tuple[str, str]  # where spans are drawn: a group (a process, or all requests), and a name in it
 
 
 def write_perfetto_json(spans: Iterable[Span], path: Path, environ: Mapping[str, str]) -> int:
@@ -42,31 +39,35 @@ def perfetto_events(spans: list[Span]) -> Iterator[dict[str, Any]]:
     """The events of all `spans`: names of rows, slices, instants, arrows and counters."""
     start = min((span.start for span in spans), default=0)
     by_id = {(span.trace_id, span.span_id): span for span in spans}
-    rows: dict[_Row, list[Span]] = {}
-    roots: dict[str, list[Span]] = {}
+    rows: dict[Row, list[Span]] = {}
+    requests: dict[Any, list[Span]] = {}  # by id; one may come again
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         root = _root(span, by_id)
         rows.setdefault(_row(span, root), []).append(span)
         if root is span and REQUEST_ID in span.attributes:
-            roots.setdefault(str(span.attributes[REQUEST_ID]), []).append(span)
-    pids = {group: number for number, group in enumerate(sorted({row.group for row in rows}, key=_place), 1)}
+            requests.setdefault(span.attributes[REQUEST_ID], []).append(span)
+    pids = {group: number for number, group in enumerate(sorted({group for group, _ in rows}, key=_place), 1)}
     for group, pid in pids.items():
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": group}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
-    lanes: dict[str, dict[str, int]] = {}  # a span's place, by its id
-    tids = iter(range(1, len(spans) + 1))
-    for row, own in rows.items():
+    places: dict[str, dict[str, int]] = {}  # of spans, by id
+    tids = itertools.count(1)
+    for (group, name), own in rows.items():
         for number, lane in enumerate(_lanes(own), 1):
-            place = {"pid": pids[row.group], "tid": next(tids)}
-            name = row.name + (f" ({number})" if number > 1 else "")
-            yield {"ph": "M", "name": "thread_name", **place, "args": {"name": name}}
+            place = {"pid": pids[group], "tid": next(tids)}
+            shown = f"{name} ({number})" if number > 1 else name
+            yield {"ph": "M", "name": "thread_name", **place, "args": {"name": shown}}
             for span in lane:
-                lanes[span.span_id] = place
+                places[span.span_id] = place
                 yield from _slice(span, place, start)
-    for number, (span, target, t) in enumerate(_letters(spans, roots)):
-        arrow = {"name": "letter", "cat": "letter", "id": number}
-        yield {"ph": "s", **arrow, **lanes[span.span_id], "ts": (span.start - start) / 1000}
-        yield {"ph": "f", "bp": "e", **arrow, **lanes[target.span_id], "ts": (t - start) / 1000}
+    numbers = itertools.count()
+    for span in spans:
+        for t, request_id in _puts(span):
+            asked = [request for request in requests.get(request_id, ()) if request.start <= t]
+            if asked:
+                arrow = {"name": "letter", "cat": "letter", "id": next(numbers)}
+                yield {"ph": "s", **arrow, **places[span.span_id], "ts": (span.start - start) / 1000}
+                yield {"ph": "f", "bp": "e", **arrow, **places[asked[-1].span_id], "ts": (t - start) / 1000}
 
 
 def _root(span: Span, by_id: dict[tuple[str, str], Span]) -> Span:
@@ -76,12 +77,12 @@ def _root(span: Span, by_id: dict[tuple[str, str], Span]) -> Span:
     return span
 
 
-def _row(span: Span, root: Span) -> _Row:
+def _row(span: Span, root: Span) -> Row:
     if "gen_ai.operation.name" in root.attributes:
-        return _Row(REQUESTS, f"{root.attributes.get(REQUEST_ID, root.span_id)} {root.trace_id[:8]}")
+        return REQUESTS, f"{root.attributes.get(REQUEST_ID, root.span_id)} {root.trace_id[:8]}"
     process = span.process
     name = _OWN_ROWS.get(span.name, _THREADS.get(process.role, process.role))
-    return _Row(f"{process.role} {process.pid} on {process.host}", name)
+    return f"{process.role} {process.pid} on {process.host}", name
 
 
 def _place(group: str) -> tuple[int, str]:
@@ -117,11 +118,6 @@ def _slice(span: Span, place: dict[str, int], start: int) -> Iterator[dict[str, 
             yield {"ph": "C", "name": name, "pid": place["pid"], "ts": ts, "args": {name: span.attributes[key]}}
 
 
-def _letters(spans: list[Span], roots: dict[str, list[Span]]) -> Iterator[tuple[Span, Span, int]]:
-    """(slice of a bag, request, time) of each letter put into a mailbox, stapled ones too."""
-    for span in spans:
-        for name, t, attributes in span.events:
-            if name in _PUTS and REQUEST_ID in attributes:
-                asked = [root for root in roots.get(str(attributes[REQUEST_ID]), []) if root.start <= t]
-                if asked:
-                    yield span, asked[-1], t
+def _puts(span: Span) -> list[tuple[int, Any]]:
+    """Time and request of each letter put into a mailbox, stapled ones too."""
+    return [(t, attributes[REQUEST_ID]) for name, t, attributes in span.events if name in _PUTS and REQUEST_ID in attributes]
