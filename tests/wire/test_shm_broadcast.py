@@ -13,6 +13,12 @@ import pytest
 from vllm_lite.wire.shm_broadcast import MessageQueue, QueueCancelledError
 
 
+def joined(queue: MessageQueue, rank: int) -> MessageQueue:
+    """The same queue as a reader that inherited it has it."""
+    sizes = queue.handle().split(",")[:2]
+    return MessageQueue.open(",".join([*sizes, *(str(os.dup(fd)) for fd in queue.fds)]), rank)
+
+
 def messages(seed: int, count: int) -> list[list[bytes]]:
     rng = random.Random(seed)
     return [[rng.randbytes(rng.choice([0, 1, 7, 300, 2000])) for _ in range(rng.randint(0, 3))] for _ in range(count)]
@@ -23,7 +29,7 @@ def test_every_reader_gets_every_message_in_order_through_a_small_ring(num_reade
     queue = MessageQueue.create(num_readers, capacity=512)  # smaller than most messages
     sent = messages(1, 200)
     received: list[list[list[bytes]]] = [[] for _ in range(num_readers)]
-    readers = [queue.as_reader(rank) for rank in range(num_readers)]
+    readers = [joined(queue, rank) for rank in range(num_readers)]
 
     def read(rank: int) -> None:
         for _ in sent:
@@ -44,7 +50,7 @@ def test_every_reader_gets_every_message_in_order_through_a_small_ring(num_reade
 
 def test_a_timeout_leaves_the_queue_usable() -> None:
     queue = MessageQueue.create()
-    reader = queue.as_reader(0)
+    reader = joined(queue, 0)
     with pytest.raises(TimeoutError):
         reader.dequeue(0.01)
     queue.enqueue([b"a", bytearray(b"b"), memoryview(b"c")])
@@ -55,7 +61,7 @@ def test_a_timeout_leaves_the_queue_usable() -> None:
 
 def test_cancel_wakes_a_reader_but_not_before_it_has_what_was_sent() -> None:
     queue = MessageQueue.create()
-    reader = queue.as_reader(0)
+    reader = joined(queue, 0)
     queue.enqueue([b"last"])
     reader.cancel()
     assert reader.dequeue() == [b"last"]
@@ -67,7 +73,7 @@ def test_cancel_wakes_a_reader_but_not_before_it_has_what_was_sent() -> None:
 
 def test_cancel_wakes_a_waiting_reader() -> None:
     queue = MessageQueue.create()
-    reader = queue.as_reader(0)
+    reader = joined(queue, 0)
     ended = threading.Event()
 
     def read() -> None:
@@ -102,23 +108,22 @@ while frames := calls.dequeue():
 
 
 def test_two_queues_join_two_processes() -> None:
-    calls, replies = MessageQueue.create(capacity=4096), MessageQueue.create(capacity=4096)
-    reader = replies.as_reader(0)
+    calls, replies = MessageQueue.create(capacity=4096), MessageQueue.create(rank=0, capacity=4096)
     command = [sys.executable, "-c", ECHO, calls.handle(), replies.handle()]
     with subprocess.Popen(command, pass_fds=[*calls.fds, *replies.fds]) as child:
         for frames in [m for m in messages(2, 60) if m]:
             calls.enqueue(frames)
-            assert reader.dequeue(30) == [f[::-1] for f in frames]
+            assert replies.dequeue(30) == [f[::-1] for f in frames]
         calls.enqueue([])
         assert child.wait(30) == 0
-    for queue in (calls, replies, reader):
+    for queue in (calls, replies):
         queue.close()
 
 
 def test_nothing_is_left_in_the_file_system_or_among_our_descriptors() -> None:
     before = len(os.listdir("/proc/self/fd")), os.listdir("/dev/shm")
     queue = MessageQueue.create(2)
-    reader = queue.as_reader(1)
+    reader = joined(queue, 1)
     queue.enqueue([b"unread"])
     reader.close()
     queue.close()

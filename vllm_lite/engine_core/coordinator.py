@@ -30,14 +30,14 @@ ANYWAY_EVERY_S = 5.0
 
 
 class DPCoordinator:
-    """The newest word of each of `num_engines` engine cores, and when it is to be said again. Times are monotonic seconds."""
+    """The newest word of each of `num_engines` engine cores, and when (monotonic seconds) all are to be said next."""
 
     def __init__(self, num_engines: int) -> None:
         self._num_engines = num_engines
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
-        self.newest: dict[int, list[bytes]] = {}
-        self._every = ANYWAY_EVERY_S
         self._said_at = 0.0
+        self.newest: dict[int, list[bytes]] = {}
+        self.due = 0.0
 
     def note(self, frames: list[bytes]) -> None:
         """An engine core's figures; what cannot be read, and what belongs to no engine core, is dropped."""
@@ -51,19 +51,13 @@ class DPCoordinator:
             logger.warning("dropped a message of engine core %d without figures, or of no such number", index)
             return
         self.newest[index] = frames
-        self._every = CHANGED_EVERY_S
+        self.due = min(self.due, self._said_at + CHANGED_EVERY_S)
 
-    def say_at_once(self) -> None:
-        """Somebody new listens."""
-        self._said_at = -ANYWAY_EVERY_S
-
-    def due_in(self, now: float) -> float:
-        """Seconds until all that is known is to be said; 0 where that is now."""
-        return max(0.0, self._said_at + self._every - now)
-
-    def said(self, now: float) -> None:
-        """It was said."""
-        self._every, self._said_at = ANYWAY_EVERY_S, now
+    def say(self, publish: zmq.Socket[Any], now: float) -> None:
+        """Tell all that is known."""
+        for frames in self.newest.values():
+            publish.send_multipart(frames)
+        self._said_at, self.due = now, now + ANYWAY_EVERY_S
 
     def serve(self, publish: zmq.Socket[Any], engines: zmq.Socket[Any], death_fd: int) -> None:
         """Pass figures on until the parent is gone."""
@@ -71,18 +65,16 @@ class DPCoordinator:
         for source in (publish, engines, death_fd):
             poller.register(source, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll(int(self.due_in(time.monotonic()) * 1000) + 1))
+            ready = dict(poller.poll(int(max(0.0, self.due - time.monotonic()) * 1000) + 1))
             if death_fd in ready:
                 return
             if publish in ready and publish.recv().startswith(b"\x01"):  # a subscription
-                self.say_at_once()
+                self.due = 0.0
             if engines in ready:
                 self.note(engines.recv_multipart())
             now = time.monotonic()
-            if self.due_in(now) == 0.0:
-                for frames in self.newest.values():
-                    publish.send_multipart(frames)
-                self.said(now)
+            if now >= self.due:
+                self.say(publish, now)
 
 
 def main(argv: list[str] | None = None) -> int:

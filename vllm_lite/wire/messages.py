@@ -42,7 +42,6 @@ class EngineCoreRequestType(enum.Enum):
 
     ADD = b"\x00"
     ABORT = b"\x01"
-    START_DP_WAVE = b"\x02"
     UTILITY = b"\x03"
     EXECUTOR_FAILED = b"\x04"
     WAKEUP = b"\x05"
@@ -115,9 +114,9 @@ class EngineCoreEvent(msgspec.Struct, array_like=True, gc=False):
     timestamp: float
 
     @classmethod
-    def new_event(cls, event_type: EngineCoreEventType, timestamp: float | None = None) -> EngineCoreEvent:
-        """An event that happened now, or at `timestamp`."""
-        return cls(event_type, time.monotonic() if timestamp is None else timestamp)
+    def new_event(cls, event_type: EngineCoreEventType) -> EngineCoreEvent:
+        """An event that happens now."""
+        return cls(event_type, time.monotonic())
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -133,11 +132,6 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     events: list[EngineCoreEvent] | None = None
     prefill_stats: PrefillStats | None = None
     error: str | None = None  # ours: why finish_reason is ERROR
-
-    @property
-    def finished(self) -> bool:
-        """True where this is the request's last row."""
-        return self.finish_reason is not None
 
 
 class UtilityOutput(msgspec.Struct, array_like=True, gc=False):

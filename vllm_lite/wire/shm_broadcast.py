@@ -35,7 +35,7 @@ class MessageQueue:
     """
 
     def __init__(self, num_readers: int, capacity: int, rank: int | None, fds: Sequence[int]) -> None:
-        """Use `create()` to make one and `open()` to join one; `rank` is None in the writer."""
+        """Use `create()` to make one and `open()` to join one."""
         self._num_readers, self._capacity, self._rank = num_readers, capacity, rank
         self._memory_fd, self._space_fd, *self._data_fds = fds
         self._map = mmap.mmap(self._memory_fd, _WORD * (1 + num_readers) + capacity)
@@ -46,12 +46,12 @@ class MessageQueue:
         self._cancelled = False
 
     @classmethod
-    def create(cls, num_readers: int = 1, capacity: int = DEFAULT_CAPACITY) -> MessageQueue:
-        """A new queue; the caller is the writer, or hands `handle()` to one and reads as rank 0 (see `open`)."""
+    def create(cls, num_readers: int = 1, rank: int | None = None, capacity: int = DEFAULT_CAPACITY) -> MessageQueue:
+        """A new queue, of which the caller is reader `rank`, or (None) the writer."""
         memory_fd = os.memfd_create("vllm-lite-queue")
         os.ftruncate(memory_fd, _WORD * (1 + num_readers) + capacity)
         events = [os.eventfd(0) for _ in range(1 + num_readers)]
-        return cls(num_readers, capacity, None, [memory_fd, *events])
+        return cls(num_readers, capacity, rank, [memory_fd, *events])
 
     @classmethod
     def open(cls, handle: str, rank: int | None) -> MessageQueue:
@@ -67,10 +67,6 @@ class MessageQueue:
     def handle(self) -> str:
         """What a child needs to know, for its command line."""
         return ",".join(map(str, [self._num_readers, self._capacity, *self.fds]))
-
-    def as_reader(self, rank: int) -> MessageQueue:
-        """The same queue, seen by a reader in the process that created it."""
-        return MessageQueue(self._num_readers, self._capacity, rank, [os.dup(fd) for fd in self.fds])
 
     def enqueue(self, frames: Sequence[Buffer]) -> None:
         """Write one message, waiting while a reader is a whole ring behind. Raises QueueCancelledError once cancelled."""

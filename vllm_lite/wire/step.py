@@ -1,6 +1,6 @@
-"""One step's plan and its result, between the scheduler and the workers.
+"""One step's plan and its result, between the scheduler and the workers, and the calls that carry both to other processes.
 
-Process: engine core and worker. Knows: columns of ids and counts. Does not know: tensors (arrays are numpy).
+Process: engine core and worker. Knows: columns of ids and counts. Does not know: tensors (arrays are numpy), or queues.
 Mirrors: vllm/v1/core/sched/output.py, vllm/v1/outputs.py
 """
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
 
 class NewRequestData(msgspec.Struct, array_like=True, gc=False):
@@ -87,3 +88,36 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, gc=False):
     prompt_logprobs: dict[str, LogprobsLists] = {}
     pooler_output: list[Any] | None = None
     errors: dict[str, str] = {}
+
+
+class WorkerCall(msgspec.Struct, array_like=True, omit_defaults=True):
+    """`method` is called with `args` and `kwargs`, or with the one typed argument that is set.
+
+    Only worker `output_rank` answers; None: all do. `call_id` grows by one with each call.
+    """
+
+    call_id: int
+    method: str
+    output_rank: int | None = None
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    scheduler_output: SchedulerOutput | None = None
+    kv_cache_config: KVCacheConfig | None = None
+
+
+class WorkerReply(msgspec.Struct, array_like=True, omit_defaults=True):
+    """The answer to `call_id` (0: the worker stands, or says why not). A set `error_type` means that the call raised."""
+
+    call_id: int
+    error_type: str | None = None
+    error: str = ""
+    result: Any = None
+    model_output: ModelRunnerOutput | None = None
+    kv_cache_specs: dict[str, FullAttentionSpec] | None = None
+
+    @property
+    def value(self) -> Any:
+        """What the call returned, whichever field it came in."""
+        if self.model_output is not None:
+            return self.model_output
+        return self.result if self.kv_cache_specs is None else self.kv_cache_specs

@@ -23,8 +23,7 @@ from vllm_lite.config import VllmConfig
 from vllm_lite.exceptions import VLLMClientError
 from vllm_lite.wire.serial_utils import MsgpackDecoder, MsgpackEncoder
 from vllm_lite.wire.shm_broadcast import MessageQueue, QueueCancelledError
-from vllm_lite.wire.step import ModelRunnerOutput
-from vllm_lite.wire.worker_rpc import WorkerCall, WorkerReply
+from vllm_lite.wire.step import ModelRunnerOutput, WorkerCall, WorkerReply
 
 logger = logging.getLogger(__name__)
 

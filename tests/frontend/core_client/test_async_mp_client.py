@@ -30,7 +30,7 @@ def client(tiny_model_path: Path) -> Iterator[AsyncMPClient]:
 async def rows_of(client: EngineCoreClient, request_id: str) -> list[EngineCoreOutput]:
     """All rows of a request until its last."""
     rows: list[EngineCoreOutput] = []
-    while not rows or not rows[-1].finished:
+    while not rows or rows[-1].finish_reason is None:
         rows += [row for row in (await client.get_output_async()).outputs if row.request_id == request_id]
     return rows
 

@@ -34,7 +34,7 @@ def client(tiny_model_path: Path) -> Iterator[SyncMPClient]:
 
 def rows_of(client: SyncEngineCoreClient, request_id: str) -> list[EngineCoreOutput]:
     rows: list[EngineCoreOutput] = []
-    while not rows or not rows[-1].finished:
+    while not rows or rows[-1].finish_reason is None:
         rows += [row for row in client.get_output().outputs if row.request_id == request_id]
     return rows
 

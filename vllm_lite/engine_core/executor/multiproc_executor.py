@@ -27,8 +27,7 @@ from vllm_lite.engine_core.executor.abstract import Executor, FailureCallback
 from vllm_lite.wire.kv_cache_interface import KVCacheConfig
 from vllm_lite.wire.serial_utils import MsgpackDecoder, MsgpackEncoder
 from vllm_lite.wire.shm_broadcast import MessageQueue, QueueCancelledError
-from vllm_lite.wire.step import SchedulerOutput
-from vllm_lite.wire.worker_rpc import WorkerCall, WorkerReply
+from vllm_lite.wire.step import SchedulerOutput, WorkerCall, WorkerReply
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +42,12 @@ class WorkerHandle:
 
     def __init__(self, rank: int, calls: MessageQueue) -> None:
         self.rank = rank
-        self.replies = MessageQueue.create()
+        self.replies = MessageQueue.create(rank=0)
         death_fd, self.death_pipe = os.pipe()
         command = [sys.executable, "-m", "vllm_lite.worker.proc", "--rank", str(rank), "--death-fd", str(death_fd)]
         command += ["--calls", calls.handle(), "--replies", self.replies.handle()]
         self.process = subprocess.Popen(command, pass_fds=[death_fd, *calls.fds, *self.replies.fds])
         os.close(death_fd)
-        self.reader = self.replies.as_reader(0)
         self.pending: dict[int, WorkerReply] = {}  # answers that came before somebody asked for them
         self.abandoned: set[int] = set()  # calls whose answer nobody waits for any more
         self._decoder = MsgpackDecoder(WorkerReply)
@@ -60,7 +58,7 @@ class WorkerHandle:
         deadline = None if timeout is None else time.monotonic() + timeout
         while call_id not in self.pending:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            reply = self._decoder.decode(self.reader.dequeue(left))
+            reply = self._decoder.decode(self.replies.dequeue(left))
             if reply.call_id in self.abandoned:
                 self.abandoned.remove(reply.call_id)
             else:
@@ -79,7 +77,6 @@ class WorkerHandle:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        self.reader.close()
         self.replies.close()
 
 
@@ -207,7 +204,7 @@ class MultiprocExecutor(Executor):
         self._failure = f"worker {ended[0].rank} ended with exit code {ended[0].process.wait()}"
         logger.error("%s", self._failure)
         for worker in self._workers:
-            worker.reader.cancel()
+            worker.replies.cancel()
         self._calls.cancel()
         if self._failure_callback is not None:
             self._failure_callback()
