@@ -1,14 +1,27 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.tracing import make
 from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.check import counts
+from vllm_lite.tracing.check import ClientLine, Finding
+from vllm_lite.tracing.check import counts as rules
+from vllm_lite.tracing.check.finding import judge
 from vllm_lite.tracing.journey import Run
 from vllm_lite.tracing.process import Process
+
+
+class Judged:
+    """Each rule of the module, with its verdict."""
+
+    def __getattr__(self, name: str) -> Callable[..., Finding]:
+        return lambda *args, **options: judge(name, getattr(rules, name)(*args, **options))
+
+
+counts = Judged()
 
 
 def front() -> Process:
@@ -32,7 +45,7 @@ def answered(**fields: Any) -> list[rec.Record]:
     ]
 
 
-def line(**fields: Any) -> counts.ClientLine:
+def line(**fields: Any) -> ClientLine:
     defaults = {
         "request_id": "r1",
         "token_ids": [5, 6],

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from tests.tracing import make
-from vllm_lite.tracing.check.finding import Finding
+from vllm_lite.tracing.check.finding import Finding, Held, judge
 from vllm_lite.tracing.check.trees import Trees
 from vllm_lite.tracing.journey import Run
 from vllm_lite.tracing.spans import Kind, Link, Span, run_spans
@@ -20,8 +20,8 @@ def span(number: int, parent: int | None = None, start: int = 0, end: int = 100,
     return replace(made, **fields)  # type: ignore[arg-type]
 
 
-def check(rule: Callable[[Trees], Finding], *spans: Span, callers: frozenset[str] = frozenset()) -> Finding:
-    return rule(Trees(spans, set(callers)))
+def check(rule: Callable[[Trees], Iterator[Held]], *spans: Span, callers: frozenset[str] = frozenset()) -> Finding:
+    return judge("rule", rule(Trees(spans, set(callers))))
 
 
 def test_an_orphan() -> None:
@@ -94,9 +94,14 @@ def test_links_answer_each_other() -> None:
     assert linked([], [], elided=0).checked == 1
 
 
+def every_rule(spans: list[Span]) -> list[Finding]:
+    rules = (Trees.no_orphans, Trees.unique_ids, Trees.one_root, Trees.nesting, Trees.links, Trees.links_both_ways)
+    return [check(rule, *spans) for rule in rules]
+
+
 def test_a_real_run_keeps_every_rule(canned: Run, dead: Run) -> None:
     for run in (canned, dead):
-        findings = Trees(list(run_spans(run)), set()).findings()
+        findings = every_rule(list(run_spans(run)))
         assert [finding.failures for finding in findings] == [[]] * 6
         assert all(finding.checked for finding in findings)
 
@@ -105,7 +110,7 @@ def test_a_real_run_keeps_every_rule(canned: Run, dead: Run) -> None:
 def test_a_real_run_without_one_of_its_spans_does_not(canned: Run, index: int) -> None:
     spans = list(run_spans(canned))
     del spans[index]
-    assert any(not finding.ok for finding in Trees(spans, set()).findings()) or not _needed(canned, index)
+    assert any(not finding.ok for finding in every_rule(spans)) or not _needed(canned, index)
 
 
 def _needed(run: Run, index: int) -> bool:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vllm_lite.tracing.check import counts
-from vllm_lite.tracing.check.counts import ClientLine, engine_dead
-from vllm_lite.tracing.check.finding import Finding
+from vllm_lite.tracing.check.counts import ClientLine
+from vllm_lite.tracing.check.finding import Finding, judge
 from vllm_lite.tracing.check.trees import Trees
 from vllm_lite.tracing.context import SpanContext
 from vllm_lite.tracing.journey import Run
@@ -25,21 +25,33 @@ _KINDS = {"request_id": str, "traceparent": str | None, "token_ids": list | None
 
 def check_run(run: Run, client: Sequence[ClientLine] | None = None) -> list[Finding]:
     """Apply every rule. `client` is what `read_client` gave, None where no caller kept a record."""
-    return [
-        counts.one_close(run),
-        counts.letters(run),
-        counts.tokens(run, client),
-        counts.bags(run),
-        counts.steps(run),
-        counts.aborts(run),
-        *_trees(run).findings(),
-        counts.nothing_lost(run),
-    ]
+    trees = _trees(run)
+    rules = {
+        "one end per request": counts.one_close(run),
+        "letters add up": counts.letters(run),
+        "tokens add up": counts.tokens(run, client),
+        "bags add up": counts.bags(run),
+        "steps and bags": counts.steps(run),
+        "aborts": counts.aborts(run),
+        "no orphans": trees.no_orphans(),
+        "unique span ids": trees.unique_ids(),
+        "one root per trace": trees.one_root(),
+        "nesting": trees.nesting(),
+        "links": trees.links(),
+        "links both ways": trees.links_both_ways(),
+        "nothing lost": counts.nothing_lost(run),
+    }
+    return [judge(rule, applications) for rule, applications in rules.items()]
+
+
+def engine_dead(run: Run) -> Finding:
+    """The rule for a run whose engine core was killed."""
+    return judge("engine dead", counts.engine_dead(run))
 
 
 def reachable(run: Run, caller: SpanContext, roles: Iterable[str]) -> Finding:
     """Whether the spans of all these processes hang together with the caller's own span."""
-    return _trees(run).reachable(caller, roles)
+    return judge("reachable", _trees(run).reachable(caller, roles))
 
 
 def _trees(run: Run) -> Trees:

@@ -7,9 +7,9 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from vllm_lite.tracing.check.finding import Finding
+from vllm_lite.tracing.check.finding import Held
 from vllm_lite.tracing.context import SpanContext
 from vllm_lite.tracing.spans import Kind, Link, Span
 from vllm_lite.tracing.spans.model import INCOMPLETE
@@ -28,10 +28,6 @@ class Trees:
         self.callers = callers
         self.by_id: dict[Key, Span] = {_key(span): span for span in spans}
 
-    def findings(self) -> list[Finding]:
-        """All rules of this module."""
-        return [self.no_orphans(), self.unique_ids(), self.one_root(), self.nesting(), self.links(), self.links_both_ways()]
-
     def parent(self, span: Span) -> Span | None:
         """The span that `span` hangs on, None for a root or one whose parent is not ours."""
         return self.by_id.get((span.trace_id, span.parent_span_id or ""))
@@ -42,24 +38,19 @@ class Trees:
             span = parent
         return span
 
-    def no_orphans(self) -> Finding:
+    def no_orphans(self) -> Iterator[Held]:
         """Each parent is in the run, or is the caller's own span."""
-        finding = Finding("no orphans")
         for span in self.spans:
             foreign = span.parent_span_id is None or span.parent_span_id in self.callers
-            finding.expect(foreign or self.parent(span) is not None, f"{_name(span)} has no parent {span.parent_span_id}")
-        return finding
+            yield foreign or self.parent(span) is not None, f"{_name(span)} has no parent {span.parent_span_id}"
 
-    def unique_ids(self) -> Finding:
+    def unique_ids(self) -> Iterator[Held]:
         """No two spans share an id, not even in different traces."""
-        finding = Finding("unique span ids")
         for span_id, count in Counter(span.span_id for span in self.spans).items():
-            finding.expect(count == 1, f"{count} spans have the id {span_id}")
-        return finding
+            yield count == 1, f"{count} spans have the id {span_id}"
 
-    def one_root(self) -> Finding:
+    def one_root(self) -> Iterator[Held]:
         """A trace has one root, or none where it began at a caller. What a killed sender left without a parent is no root."""
-        finding = Finding("one root per trace")
         traces: dict[str, list[Span]] = defaultdict(list)
         for span in self.spans:
             traces[span.trace_id].append(span)
@@ -68,34 +59,28 @@ class Trees:
             lost = sum(span.remote_parent and INCOMPLETE in span.attributes for span in tops)
             called = lost or any(span.parent_span_id in self.callers for span in spans)
             count = len(tops) - lost
-            finding.expect(count == 1 or (count == 0 and bool(called)), f"trace {trace_id} has {count} roots")
-        return finding
+            yield count == 1 or (count == 0 and bool(called)), f"trace {trace_id} has {count} roots"
 
-    def nesting(self) -> Finding:
+    def nesting(self) -> Iterator[Held]:
         """No span ends before it starts; a child lies within its parent, to the nanosecond, but what a message started, or a
         call that was given up, may end at any time after."""
-        finding = Finding("nesting")
         for span in self.spans:
-            finding.expect(span.start <= span.end, f"{_name(span)} ends {span.start - span.end} ns before it starts")
+            yield span.start <= span.end, f"{_name(span)} ends {span.start - span.end} ns before it starts"
             parent = self.parent(span)
             if parent is None:
                 continue
             goes_on = span.kind is Kind.CONSUMER or (span.kind is Kind.SERVER and parent.error is not None)
             late = max(parent.start - span.start, 0 if goes_on else span.end - parent.end)
-            finding.expect(late <= 0, f"{_name(span)} is {late} ns outside {_name(parent)}")
-        return finding
+            yield late <= 0, f"{_name(span)} is {late} ns outside {_name(parent)}"
 
-    def links(self) -> Finding:
+    def links(self) -> Iterator[Held]:
         """Each link points at a span of the run."""
-        finding = Finding("links")
         for span in self.spans:
             for link in span.links:
-                finding.expect(_key(link) in self.by_id, f"{_name(span)} links to {link.span_id}, which is not there")
-        return finding
+                yield _key(link) in self.by_id, f"{_name(span)} links to {link.span_id}, which is not there"
 
-    def links_both_ways(self) -> Finding:
+    def links_both_ways(self) -> Iterator[Held]:
         """The steps that link to a request are the steps that its request.step spans link to (level 3)."""
-        finding = Finding("links both ways")
         steps: dict[Key, set[Key]] = defaultdict(set)  # of each request root
         own: dict[Key, set[Key]] = defaultdict(set)
         elided: Counter[Key] = Counter()
@@ -110,12 +95,10 @@ class Trees:
         for root in own.keys() | elided.keys():
             missing, extra = len(steps[root] - own[root]), len(own[root] - steps[root])
             told = f"request {root[1]}: {missing} of its steps are not in it ({elided[root]} elided), {extra} do not know it"
-            finding.expect(extra == 0 and missing <= elided[root], told)
-        return finding
+            yield extra == 0 and missing <= elided[root], told
 
-    def reachable(self, caller: SpanContext, roles: Iterable[str]) -> Finding:
+    def reachable(self, caller: SpanContext, roles: Iterable[str]) -> Iterator[Held]:
         """From the caller's span, down to children and along links both ways, a span of each of these processes is reached."""
-        finding = Finding("reachable")
         below: dict[str, list[Span]] = defaultdict(list)
         pointing: dict[Key, list[Span]] = defaultdict(list)
         for span in self.spans:
@@ -132,8 +115,7 @@ class Trees:
                 waiting += below[span.span_id] + pointing[_key(span)] + linked
         for role in roles:
             there = any(span.process.role == role for span in reached.values())
-            finding.expect(there, f"no span of the {role} is reached from the caller's span {caller.span_id}")
-        return finding
+            yield there, f"no span of the {role} is reached from the caller's span {caller.span_id}"
 
 
 def _key(span: Span | Link) -> Key:
