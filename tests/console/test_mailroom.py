@@ -7,6 +7,7 @@ from tests.console.story import MS, Caller, Teller, crowd, long_story, short_sto
 from vllm_lite.console import rows
 from vllm_lite.console.demo import canned_run
 from vllm_lite.console.mailroom import Mailroom
+from vllm_lite.tracing.journey import Process
 
 
 def test_golden(golden: Golden) -> None:
@@ -14,6 +15,14 @@ def test_golden(golden: Golden) -> None:
     golden("mailroom-canned", Mailroom(canned_run()))
     golden("mailroom-long", Mailroom(long_story()))
     golden("mailroom-crowd", Mailroom(crowd()))
+
+
+def test_golden_of_several_engine_cores(golden: Golden) -> None:
+    run = Teller([Caller(answer=6), Caller(answer=6, slow=40 * MS), Caller(answer=20)]).tell()
+    run.processes.append(Process("engine-core", 102, "host", "boot"))
+    for bag in run.bags[1:5]:
+        bag.sort.engine_index = 1
+    golden("mailroom-cores", Mailroom(run, rows=16))
 
 
 TEXTS = {

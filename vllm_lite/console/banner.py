@@ -79,8 +79,9 @@ class Banner(View):
         engine = f"{facts.device}, {facts.dtype}, {facts.attention}, executor {facts.executor}"
         yield f"{engine}, ready after {facts.start_seconds:.1f} s"
         if not self.show_map or len(facts.core_pids) > 1 or facts.worker_pids:
-            cores = [f"engine core {pid}" for pid in facts.core_pids]
-            yield ", ".join([f"pids: front end {facts.frontend_pid}", *cores, *(f"worker {pid}" for pid in facts.worker_pids)])
+            named = {"front end": [facts.frontend_pid], "engine core": facts.core_pids, "worker": facts.worker_pids}
+            parts = [f"{name}{'s' * (len(pids) > 1)} {', '.join(map(str, pids))}" for name, pids in named.items() if pids]
+            yield f"pids: {', '.join(parts)}"
         size = f", {facts.kv_bytes / (1 << 20):,.0f} MiB" if facts.kv_bytes else ""
         yield f"KV cache: {facts.kv_blocks:,} blocks of {facts.block_size} tokens{size}"
         yield f"trace level {facts.trace_level}, run {facts.run_dir}"

@@ -32,13 +32,15 @@ class Column(NamedTuple):
 
 
 _whole = "{:,.0f}".format
+BAG = Column("", "bag", STRONG, "bag", "{:.0f}".format)
+CORE = Column("", "core", PROCESS_STYLES["engine-core"], "engine_index", "{:.0f}".format)  # where there are several
+BYTES = Column("", "bytes", "", "body_size", _whole)
 COLUMNS = (
-    Column("", "bag", STRONG, "bag", "{:.0f}".format),
+    BAG,
     Column("", "letters", "", "num_outputs", _whole),
-    Column("", "bytes", "", "body_size", _whole),
+    BYTES,
     *(Column(STOPS[key].code, STOPS[key].name, PROCESS_STYLES[STOPS[key].process], key, figures.ms) for key in TIMED),
 )
-CORE = Column("engine", "core", PROCESS_STYLES["engine-core"], "engine_index", "{:.0f}".format)  # where there are several
 WAIT = Column("S9", "wait", PROCESS_STYLES["frontend"], "wait", figures.ms)
 # For wide screens, the most telling first.
 PLANS = (

@@ -15,7 +15,7 @@ from statistics import median
 
 from rich.text import Text
 
-from vllm_lite.console.columns import COLUMNS, CORE, PLANS, TIMED, WAIT, Column, row_figures
+from vllm_lite.console.columns import BAG, BYTES, COLUMNS, CORE, PLANS, TIMED, WAIT, Column, row_figures
 from vllm_lite.console.figures import count, size, span, split
 from vllm_lite.console.passage import STOPS, request_end
 from vllm_lite.console.rows import Cell, Ledger, Note, Row, fates
@@ -25,6 +25,7 @@ from vllm_lite.tracing.journey import LATE, Bag, Run
 
 ROWS = 24  # shown before the middle is left out
 WORDS = {rec.PUT: "put", rec.KEPT_BACK: "kept", LATE: "late"}
+NARROW = 100  # below this width the engine core is told in the place of the bytes
 BAR_LEAST, BAR_MOST = 16, 40
 GAP_LEAST, NAMES_LEAST = 22, 40  # cells for words in the place of lanes, for names by fate
 TEXT_LEAST, TEXT_MOST = 8, 12  # cells for what a caller read
@@ -71,9 +72,11 @@ class _Layout:
         self.drawn = [cell for cells in self.cells.values() for cell in cells.values()]
         self.names = sorted({number for cells in self.cells.values() for number in cells})
         self.columns: dict[Column, int] = {}  # with its width
-        several = sum(process.role == "engine-core" for process in view.run.processes) > 1
-        room = screen.width - len(self.glyphs.border) - 2
-        for column in (*COLUMNS[:1], CORE, *COLUMNS[1:]) if several else COLUMNS:
+        columns, room = list(COLUMNS), screen.width - len(self.glyphs.border) - 2
+        if sum(process.role == "engine-core" for process in view.run.processes) > 1:
+            columns.insert(1, CORE)
+            columns = [column for column in columns if column is not BYTES or screen.width >= NARROW]
+        for column in columns:
             room -= self._add(column, screen.width)
         self.lane = max([4, *(len(self._word(cell)) for cell in self.drawn)]) + 1
         self.lanes = bool(self.names) and len(self.names) * self.lane <= room
@@ -106,7 +109,7 @@ class _Layout:
     def _figure(self, column: Column, row: Row) -> str:
         value = self.figures[id(row)].get(column.key)
         if value is None:
-            return self.glyphs.gap if row.why and row.bags and column is COLUMNS[0] else "-"
+            return self.glyphs.gap if row.why and row.bags and column is BAG else "-"
         return column.text(value)
 
     def _times(self, row: Row) -> list[float]:
