@@ -160,10 +160,10 @@ def test_a_folder_that_holds_a_run_is_refused(canned: TracedRun) -> None:
 
 
 def test_a_folder_of_its_own_goes_with_the_process() -> None:
-    code = "from vllm_lite.trace import record\nwith record() as run: print(run.path, run.path.is_dir())"
+    code = "from vllm_lite.trace import record\nwith record() as run: print(run.path.parent, run.path.parent.is_dir())"
     path, there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert there == "True"
-    assert not Path(path).parent.exists()
+    assert not Path(path).exists()
 
 
 def test_something_that_is_no_engine_is_refused() -> None:

@@ -131,8 +131,6 @@ class TracedRun:
         """The run as far as it is written down now."""
         run = load_run(self.path, *self.beside)
         requests = [request for request in run.requests if request.accept.t >= self._since]
-        if len(requests) == len(run.requests):
-            return run
         steps = [step for step in run.steps if step.schedule.t0 >= self._since]
         bags = [bag for bag in run.bags if bag.sort.t_received >= self._since]
         return dataclasses.replace(run, requests=requests, steps=steps, bags=bags)
@@ -154,7 +152,13 @@ class TracedRun:
 
     def frames(self) -> dict[str, Any]:
         """ "requests", "steps" and "bags" as pandas DataFrames. Raises VLLMValidationError where pandas is not installed."""
-        return {name: _frame(rows) for name, rows in (("requests", self.requests), ("steps", self.steps), ("bags", self.bags))}
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            told = "frames need pandas, which is not installed; `pip install pandas`, or use the lists requests, steps and bags"
+            raise VLLMValidationError(told, parameter="frames", value=None) from None
+        rows: dict[str, Sequence[_Row]] = {"requests": self.requests, "steps": self.steps, "bags": self.bags}
+        return {name: pandas.DataFrame([row.columns() for row in of_one_kind]) for name, of_one_kind in rows.items()}
 
     @cached_property
     def _zero(self) -> int:
@@ -195,20 +199,16 @@ def record(engine: object | None = None, *, level: int = 3, out: str | Path | No
     """
     check_int("level", level, 1, 3)
     if engine is None:
-        yield from _around_new_engines(level, Path(out) if out else _passing_folder())
+        if out is None:
+            passing = tempfile.mkdtemp(prefix="vllm-lite-record-")
+            atexit.register(shutil.rmtree, passing, ignore_errors=True)
+            out = Path(passing, "run")
+        yield from _around_new_engines(level, Path(out))
         return
     run = TracedRun(_run_dir_of(engine), time.monotonic_ns())
     with switched(run.path, level):
         yield run
         _settle(run)
-
-
-def _passing_folder() -> Path:
-    around = tempfile.mkdtemp(prefix="vllm-lite-record-")
-    atexit.register(shutil.rmtree, around, ignore_errors=True)
-    folder = Path(around, "run")
-    folder.mkdir()
-    return folder
 
 
 def _around_new_engines(level: int, folder: Path) -> Iterator[TracedRun]:
@@ -259,12 +259,3 @@ def _run_dir_of(engine: object) -> Path:
     raise VLLMValidationError(
         "engine is no engine with a run directory; use an AsyncLLM or LLM that runs", parameter="engine", value=engine
     )
-
-
-def _frame(rows: Sequence[_Row]) -> Any:
-    try:
-        pandas = importlib.import_module("pandas")
-    except ImportError:
-        told = "frames need pandas, which is not installed; `pip install pandas`, or use the lists requests, steps and bags"
-        raise VLLMValidationError(told, parameter="frames", value=None) from None
-    return pandas.DataFrame([row.columns() for row in rows])
