@@ -53,8 +53,17 @@ def test_a_model_with_a_chat_template_is_talked_to_in_it(tiny_model_path: Path, 
         session.answer([call(0)], concurrency=1)
         run = session.recorded()
     assert run is not None
-    assert run.requests[0].tokenise is not None
-    assert run.requests[0].tokenise.num_prompt_tokens > len("hello")
+    (prompt,) = run.requests[0].tokenised
+    assert prompt.num_prompt_tokens > len("hello")
+
+
+def test_the_first_screen_names_a_worker_in_a_process_of_its_own(tiny_model_path: Path, tmp_path: Path) -> None:
+    console, args = screen(80), toy(tiny_model_path, tmp_path / "run", distributed_executor_backend="mp")
+    with Session(console, args):
+        (line,) = [line for line in printed(console).splitlines() if line.startswith("pids: ")]
+        core, worker = (int(part.split()[-1]) for part in line.split(", ")[1:])
+        assert line.startswith(f"pids: front end {os.getpid()}, engine core {core}, worker {worker}")
+        assert psutil.Process(worker).ppid() == core
 
 
 def test_an_engine_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:

@@ -126,4 +126,13 @@ class Session:
             start_seconds=seconds,
             trace_level=config.observability_config.level,
             run_dir=str(self.run_dir),
+            worker_pids=self._worker_pids(),
         )
+
+    def _worker_pids(self) -> list[int]:
+        """Of workers in processes of their own; where nothing is recorded they are not known."""
+        with contextlib.suppress(FileNotFoundError):
+            processes = load_run(self.run_dir).processes
+            cores = {process.pid for process in processes if process.role == "engine-core"}
+            return [process.pid for process in processes if process.role == "worker" and process.pid not in cores]
+        return []
