@@ -10,6 +10,7 @@ from tests.console.screens import printed, screen
 from tests.tracing import make
 from vllm_lite.entrypoints.cli import trace_live
 from vllm_lite.entrypoints.cli.main import main
+from vllm_lite.tracing import live
 from vllm_lite.tracing.control_page import ControlPage
 from vllm_lite.tracing.live import LiveRun
 from vllm_lite.tracing.spool import SpoolWriter
@@ -88,7 +89,7 @@ def test_a_request_that_the_engine_core_still_has_is_not_over(engine: Engine, tm
 
 
 def test_without_an_engine_those_that_run_are_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Out) -> None:
-    monkeypatch.setattr(trace_live, "live_runs", lambda: [LiveRun(tmp_path, 4711, 2, -1)])
+    monkeypatch.setattr(trace_live, "live_runs", lambda: [LiveRun(tmp_path, 4711, 2)])
     assert main(["trace", "attach"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("ENGINES THAT RUN  1  ---")
@@ -169,7 +170,7 @@ def test_frames_on_a_terminal_until_the_end(
 
 def test_the_only_engine_needs_no_name(page: ControlPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
     monkeypatch.setattr(trace_live, "sleep", lambda _: None)
-    monkeypatch.setattr(trace_live, "live_runs", lambda: [LiveRun(tmp_path, os.getpid(), 0, -1)])
+    monkeypatch.setattr(live, "live_runs", lambda: [LiveRun(tmp_path, os.getpid(), 0)])
     assert main(["trace", "top"]) == 0
     assert "MAILROOM  1 bag" in capsys.readouterr().out
 
@@ -179,7 +180,7 @@ def test_the_only_engine_needs_no_name(page: ControlPage, tmp_path: Path, monkey
     [([], "none does; `vllm-lite trace run` in another terminal starts one"), ([11, 12], "11, 12"), ([11, 11], "/r, /r")],
 )
 def test_none_or_several_is_refused(pids: list[int], known: str, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
-    monkeypatch.setattr(trace_live, "live_runs", lambda: [LiveRun(Path("/r"), pid, 0, -1) for pid in pids])
+    monkeypatch.setattr(live, "live_runs", lambda: [LiveRun(Path("/r"), pid, 0) for pid in pids])
     assert main(["trace", "top"]) == 2
     assert capsys.readouterr().err == (
         f"vllm-lite: RUN must be the process id or run directory of an engine that runs here ({known})\n"

@@ -27,7 +27,7 @@ def engine_dir(tmp_path: Path) -> Path:
 
 def test_a_run_is_found_by_its_owner_by_its_folder_and_in_the_list(engine_dir: Path) -> None:
     recorder = Recorder(engine_dir, "frontend", "loop")
-    expected = LiveRun(engine_dir, os.getpid(), 0, -1)
+    expected = LiveRun(engine_dir, os.getpid(), 0)
     assert find_live_run(str(os.getpid())) == expected
     assert find_live_run(str(engine_dir)) == expected
     assert expected in live_runs()
@@ -50,8 +50,8 @@ def test_and_by_any_process_of_its_engine(engine_dir: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
-        assert find_live_run(str(child.pid)) == LiveRun(engine_dir, os.getpid(), 0, -1)
-        assert find_live_run(str(os.getpid())) == LiveRun(engine_dir, os.getpid(), 0, -1)  # which has not mapped it
+        assert find_live_run(str(child.pid)) == LiveRun(engine_dir, os.getpid(), 0)
+        assert find_live_run(str(os.getpid())) == LiveRun(engine_dir, os.getpid(), 0)  # which has not mapped it
         child.communicate()
 
 
@@ -69,7 +69,6 @@ def test_a_level_for_a_while(engine_dir: Path) -> None:
     with switched(engine_dir, level=3, count=1):
         assert recorder.refresh() == 3
         assert (recorder.admit(), recorder.admit()) == (True, False)
-        assert find_live_run(str(engine_dir)).remaining == 0
     assert (recorder.refresh(), recorder.admit()) == (0, True)
     with pytest.raises(ZeroDivisionError), switched(engine_dir, level=2):
         _ = 1 / 0

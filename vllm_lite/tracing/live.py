@@ -25,12 +25,11 @@ KEEP_BAGS, KEEP_REQUESTS = 400, 200
 
 
 class LiveRun(NamedTuple):
-    """A run whose owner lives. `remaining`: requests still to be traced, negative without a limit."""
+    """A run whose owner lives."""
 
     path: Path
     pid: int
     level: int
-    remaining: int
 
 
 def live_runs() -> list[LiveRun]:
@@ -39,29 +38,27 @@ def live_runs() -> list[LiveRun]:
     return sorted(filter(None, map(_look, paths)), key=lambda run: run.pid)
 
 
-def find_live_run(wanted: str) -> LiveRun:
-    """The run of a process (the owner's id, or any of its engine's), or in a directory.
+def find_live_run(wanted: str | None) -> LiveRun:
+    """The run of a process (the owner's id, or any of its engine's) or in a directory; where None is named, the only one.
 
-    Raises VLLMValidationError where there is none that lives, or where a process has several.
+    Raises VLLMValidationError where there is none that lives, or several.
     """
-    paths = _mapped(Path(f"/proc/{wanted}/maps")) if wanted.isdecimal() else [Path(wanted)]
-    found = [run for run in map(_look, paths) if run is not None]
-    if not found:  # the owner itself need not have it mapped
-        runs = live_runs()
-        found = [run for run in runs if str(run.pid) == wanted]
-    if len(found) != 1:
-        raise not_one(found or runs, wanted)
-    return found[0]
-
-
-def not_one(runs: list[LiveRun], wanted: str | None = None) -> VLLMValidationError:
-    """The error that asks for one of `runs`: by process id, or by directory where a process has several."""
+    if wanted is None:
+        found = live_runs()
+    elif wanted.isdecimal():
+        mapped = _mapped(Path(f"/proc/{wanted}/maps"))
+        found = [run for run in live_runs() if run.path in mapped or str(run.pid) == wanted]
+    else:
+        found = [run for run in [_look(Path(wanted))] if run]
+    if len(found) == 1:
+        return found[0]
+    runs = found or live_runs()
     pids = [run.pid for run in runs]
     known = ", ".join(str(run.pid if pids.count(run.pid) == 1 else run.path) for run in runs)
     known = known or "none does; `vllm-lite trace run` in another terminal starts one"
     got = "" if wanted is None else f"; got {wanted!r}"
     told = f"RUN must be the process id or run directory of an engine that runs here ({known}){got}"
-    return VLLMValidationError(told, parameter="RUN", value=wanted)
+    raise VLLMValidationError(told, parameter="RUN", value=wanted)
 
 
 @contextmanager
@@ -120,6 +117,6 @@ def _mapped(maps: Path) -> list[Path]:
 def _look(run_dir: Path) -> LiveRun | None:
     try:
         with closing(ControlPage.open(run_dir)) as page:
-            return LiveRun(run_dir, page.pid, page.level, page.count) if is_alive(page.pid) else None
+            return LiveRun(run_dir, page.pid, page.level) if is_alive(page.pid) else None
     except (OSError, ValueError):
         return None

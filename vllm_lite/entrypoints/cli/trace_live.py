@@ -24,7 +24,7 @@ from vllm_lite.entrypoints.cli import views
 from vllm_lite.entrypoints.cli.command import Commands, add_command
 from vllm_lite.entrypoints.cli.session import INTERRUPTED
 from vllm_lite.tracing.journey import RequestJourney
-from vllm_lite.tracing.live import LiveRun, Tail, find_live_run, live_runs, not_one, switched
+from vllm_lite.tracing.live import LiveRun, Tail, find_live_run, live_runs, switched
 from vllm_lite.tracing.process import is_alive
 
 ATTACH = """
@@ -148,13 +148,7 @@ def _line(request: RequestJourney, screen: Screen) -> Text:
 def watch(args: argparse.Namespace) -> int:
     """Watch it. Raises VLLMValidationError where there is no such engine, or several and none was named."""
     console = new_console()
-    if args.live is not None:
-        live = find_live_run(args.live)
-    else:
-        runs = live_runs()
-        if len(runs) != 1:
-            raise not_one(runs)
-        live = runs[0]
+    live = find_live_run(args.live)
     top, tail, code = Top(f"engine {live.pid}"), Tail(live.path), 0
     with switched(live.path, max(live.level, TOP_LEVEL)):
         if console.is_terminal:
