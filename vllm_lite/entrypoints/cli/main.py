@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from vllm_lite import __version__
+from vllm_lite.entrypoints.cli.session import INTERRUPTED
 from vllm_lite.entrypoints.cli.tour import add_tour
 from vllm_lite.entrypoints.cli.trace_check import add_check
 from vllm_lite.entrypoints.cli.trace_export import add_doctor, add_export
@@ -23,7 +24,7 @@ from vllm_lite.entrypoints.cli.trace_run import add_run
 from vllm_lite.entrypoints.cli.trace_show import add_diff, add_show
 from vllm_lite.exceptions import EngineDeadError, EngineGenerateError, EngineStartError, QueueOverflowError, VLLMClientError
 
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+FAILED, REFUSED = 1, 2
 WRONG_PATHS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
@@ -55,17 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         args.parser.error(_unknown(args.parser, unknown))
     try:
-        code: int = args.run(args)
+        return int(args.run(args))
     except (VLLMClientError, *WRONG_PATHS) as error:
         return _complain(error, REFUSED)
-    except OSError as error:  # a full disk, for one
-        _release_stdout()
-        return _complain(error, FAILED)
-    except (EngineStartError, EngineDeadError, EngineGenerateError, QueueOverflowError) as error:
+    except (OSError, EngineStartError, EngineDeadError, EngineGenerateError, QueueOverflowError) as error:
+        _release_stdout()  # the disk may be full
         return _complain(error, FAILED)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
-    return code
 
 
 def _help(args: argparse.Namespace) -> int:

@@ -100,13 +100,11 @@ def _requests(run: Run, everything: bool) -> Iterator[RenderableType]:
         yield Waterfall(request, number)
 
 
-def _totals(run: Run, everything: bool) -> Iterator[RenderableType]:
-    yield Totals(run)
-
-
-_VIEWS = {"mailroom": _mailroom, "request": _requests, "totals": _totals}
-
-
+_VIEWS: dict[str, Callable[[Run, bool], Iterable[RenderableType]]] = {
+    "mailroom": _mailroom,
+    "request": _requests,
+    "totals": lambda run, everything: [Totals(run)],
+}
 _MATTERS: tuple[Callable[[RequestJourney], object], ...] = (  # stapled, aborted, preempted
     lambda request: request.close is not None and request.close.staples,
     lambda request: request.aborts,
