@@ -191,6 +191,7 @@ def nested(depth: int) -> dict[str, Any]:
         ("request_id", {"request_id": "\ud800"}),
         ("session_id", {"session_id": "\ud800"}),
         ("trace_headers", {"trace_headers": {"a": "\ud800"}}),
+        ("options", {"client_index": 1}),
         ("prompt", {"prompt": {"prompt": "a", "multi_modal_data": {"image": 1}}}),
     ],
 )

@@ -88,7 +88,16 @@ class AsyncLLM(EngineControl):
             self._stamps = parts.build_stamps(config, joined=client_addresses is not None)
             self.engine_core = parts.launch(lambda: make_async_mp_client(config, client_addresses))
             take_ready(config, self.engine_core.ready)
-            self.logger_manager = self._make_loggers(custom, default=log_stats, aggregate=aggregate_engine_logging)
+            self.logger_manager: StatLoggerManager | None = None
+            if self.log_stats:  # once the engine is ready: a logger may want to know how large its KV cache is
+                self.logger_manager = StatLoggerManager(
+                    config,
+                    range(len(self.engine_core.ready)),
+                    custom,
+                    enable_default_loggers=log_stats,
+                    aggregate_engine_logging=aggregate_engine_logging,
+                )
+                self.logger_manager.log_engine_initialized()
             self._handler = OutputHandler(self.engine_core, self.output_processor, self._stamps, self.logger_manager)
             parts.started()
         except BaseException:
@@ -114,17 +123,6 @@ class AsyncLLM(EngineControl):
             aggregate_engine_logging=engine_args.aggregate_engine_logging,
             **options,
         )
-
-    def _make_loggers(self, custom: list[StatLoggerFactory], *, default: bool, aggregate: bool) -> StatLoggerManager | None:
-        """Once the engine is ready: a logger may want to know how large its KV cache is."""
-        if not self.log_stats:
-            return None
-        indexes = range(len(self.engine_core.ready))
-        manager = StatLoggerManager(
-            self.vllm_config, indexes, custom, enable_default_loggers=default, aggregate_engine_logging=aggregate
-        )
-        manager.log_engine_initialized()
-        return manager
 
     # ---- requests ----------------------------------------------------------------------------------------------------------
 
@@ -284,7 +282,7 @@ class AsyncLLM(EngineControl):
         self._stamps.post(trace, request.request_id, t0=t0, span_id=span_id, sample=sample, posted=posted)
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
-        """The same for the engine's own ids, where they are `internal`."""
+        """As EngineClient says; `internal` ids are the engine's own."""
         single = isinstance(request_id, str) or not isinstance(request_id, Iterable)
         request_ids: Iterable[object] = (request_id,) if single else request_id
         checked = [check_text("request_id", one, "a string, or several") for one in request_ids]

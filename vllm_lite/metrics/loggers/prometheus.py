@@ -67,11 +67,7 @@ REQUEST_HISTOGRAMS = {  # the same, and between them the field of FinishedReques
     "request_prefill_time_seconds": ("from the first step to the first token", "prefill_time", SECONDS),
     "request_inference_time_seconds": ("from the first step to the last token", "inference_time", SECONDS),
     "request_decode_time_seconds": ("from the first token to the last", "decode_time", SECONDS),
-    "request_time_per_output_token_seconds": (
-        "a request's mean time between two tokens",
-        "mean_time_per_output_token",
-        TOKEN_SECONDS,
-    ),
+    "request_time_per_output_token_seconds": ("mean time between two tokens", "mean_time_per_output_token", TOKEN_SECONDS),
 }
 
 
