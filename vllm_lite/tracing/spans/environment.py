@@ -72,13 +72,13 @@ class Limits:
         """Those that `environ` sets. Raises VLLMValidationError for one that is no number."""
 
         def limit(*names: str) -> int | None:
-            for name in names:
-                value = environ.get(f"OTEL_{name}_LIMIT", "").strip()
+            for name in (f"OTEL_{name}_LIMIT" for name in names):
+                value = environ.get(name, "").strip()
                 if value.isdecimal():
                     return int(value)
                 if value:
-                    told = f"OTEL_{name}_LIMIT is {value!r}; use a whole number from 0 up"
-                    raise VLLMValidationError(told, parameter=f"OTEL_{name}_LIMIT", value=value)
+                    told = f"{name} is {value!r}; use a whole number from 0 up"
+                    raise VLLMValidationError(told, parameter=name, value=value)
             return None
 
         return cls(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey.model import UtilityCall
 from vllm_lite.tracing.process import Process
-from vllm_lite.tracing.spans.model import ENGINE_DEAD, INCOMPLETE, Kind, Link, Span, derived_id, derived_trace_id
+from vllm_lite.tracing.spans.model import ENGINE_DEAD, Kind, Link, Span, derived_id, derived_trace_id
 
 Phases = Sequence[tuple[Process, rec.Phase]]
 
@@ -49,18 +49,16 @@ def call_spans(call: UtilityCall) -> list[Span]:
         process, serve = call.serve
         spans.append(served := _half(process, serve, Kind.SERVER, serve.t_received))
         served.attributes["vllm_lite.queued_us"] = (serve.t0 - serve.t_received) / 1000
-        served.remote_parent = True
         if call.call is None:
-            served.attributes[INCOMPLETE] = True
+            served.parent_span_id = None
+            served.leave_open()
         else:
-            served.parent_span_id = serve.parent_span_id
             spans[0].links = [Link(served.trace_id, served.span_id, {})]
     return spans
 
 
 def _half(process: Process, half: rec.Call | rec.Serve, kind: Kind, t0: int) -> Span:
-    ids, times = (half.trace_id, half.span_id, None), (process.wall(t0), process.wall(half.t1))
-    span = Span(process, *ids, f"engine_core/{half.method}", kind, *times)
+    span = Span.recorded(process, half, f"engine_core/{half.method}", kind, (t0, half.t1))
     span.attributes = {"rpc.system": "zeromq", "rpc.service": "engine_core", "rpc.method": half.method}
     span.attributes["vllm_lite.call_id"] = half.call_id
     if half.error is not None:
@@ -69,10 +67,10 @@ def _half(process: Process, half: rec.Call | rec.Serve, kind: Kind, t0: int) -> 
 
 
 def _phase(process: Process, phase: rec.Phase, parent: Span | None) -> Span:
-    place = _place(process)
-    trace_id = parent.trace_id if parent is not None else derived_trace_id("phase", *place, phase.name, phase.t0)
-    ids = trace_id, derived_id("phase", *place, phase.name, phase.t0), parent.span_id if parent is not None else None
-    span = Span(process, *ids, phase.name, Kind.INTERNAL, process.wall(phase.t0), process.wall(phase.t1))
+    parts = "phase", *_place(process), phase.name, phase.t0
+    trace_id, parent_id = (parent.trace_id, parent.span_id) if parent is not None else (derived_trace_id(*parts), None)
+    times = map(process.wall, (phase.t0, phase.t1))
+    span = Span(process, trace_id, derived_id(*parts), parent_id, phase.name, Kind.INTERNAL, *times)
     if phase.error is not None:
         span.fail(*phase.error)
     return span

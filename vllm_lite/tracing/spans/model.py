@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.process import Process
 from vllm_lite.tracing.records import AttributeValue
 
 Attributes = dict[str, AttributeValue]
+Recorded = rec.Accept | rec.Receive | rec.Schedule | rec.Call | rec.Serve  # records that a span begins with
 
 REQUEST_ID = "vllm_lite.request.id"
 STEP_INDEX = "vllm_lite.step.index"
@@ -75,6 +77,13 @@ class Span:
     dropped_events: int = 0
     dropped_links: int = 0
 
+    @classmethod
+    def recorded(cls, process: Process, record: Recorded, name: str, kind: Kind, t: tuple[int, int]) -> Span:
+        """The span whose ids `record` holds; `t` is monotonic time. A parent that it names is another process's."""
+        parent: str | None = getattr(record, "parent_span_id", None)
+        ids, times = (record.trace_id, record.span_id, parent), map(process.wall, t)
+        return cls(process, *ids, name, kind, *times, remote_parent=parent is not None)
+
     def child(
         self,
         name: str,
@@ -89,16 +98,24 @@ class Span:
         """A span right below this one; `t` is monotonic time of its process. Where no header carried its id, that is derived
         from the parent's, the name and, where several have the same, a `number`."""
         process = process or self.process
-        own_id = span_id or derived_id(self.span_id, name, number)
-        start, end = process.wall(t[0]), process.wall(t[1])
-        span = Span(process, self.trace_id, own_id, self.span_id, name, kind, start, end, attributes or {})
-        span.remote_parent = process is not self.process
-        return span
+        ids = self.trace_id, span_id or derived_id(self.span_id, name, number), self.span_id
+        remote, times = process is not self.process, map(process.wall, t)
+        return Span(process, *ids, name, kind, *times, attributes or {}, remote_parent=remote)
+
+    def hold(self, spans: Iterable[Span]) -> None:
+        """Last until those of `spans` are over that are right below this one."""
+        self.end = max([self.end, *(span.end for span in spans if span.parent_span_id == self.span_id)])
 
     def fail(self, error_type: str, description: str) -> None:
         """Give the span status ERROR."""
         self.attributes[ERROR_TYPE] = error_type
         self.error = description
+
+    def leave_open(self, description: str = "") -> None:
+        """Its end is a guess. `description` makes it an error where its process died."""
+        self.attributes[INCOMPLETE] = True
+        if description and self.process.died:
+            self.fail("frontend_dead" if self.process.role == "frontend" else ENGINE_DEAD, description)
 
 
 def derived_id(*parts: str | int) -> str:

@@ -6,21 +6,11 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import Share, Spell, Stay
-from vllm_lite.tracing.spans.model import (
-    ENGINE_DEAD,
-    INCOMPLETE,
-    STEP_INDEX,
-    Attributes,
-    Event,
-    Kind,
-    Link,
-    Span,
-    derived_id,
-    known,
-    messaging,
-)
+from vllm_lite.tracing.spans.model import STEP_INDEX, Attributes, Event, Kind, Link, Span, derived_id, known, messaging
 
 IN_FLIGHT = 4  # steps that may be under way at once; of an engine that died, the last one need not be the one that ended last
 STEP_ENDS = 500  # request.step spans made at a stay's start, and again at its end; the rest is counted
@@ -32,7 +22,7 @@ def stay_spans(stay: Stay) -> list[Span]:
         return []
     span = _stay(stay, stay.receive)
     phases = [phase for number, spell in enumerate(stay.spells) for phase in _phases(stay, span, number, spell)]
-    span.end = max([span.end, *(phase.end for phase in phases)])
+    span.hold(phases)
     deep = stay.request is not None and stay.request.accept.level > 2
     return [span, *phases, *(_request_steps(stay, span) if deep else ())]
 
@@ -49,71 +39,65 @@ def _end(stay: Stay) -> int:
 
 
 def _stay(stay: Stay, receive: rec.Receive) -> Span:
-    wall = stay.process.wall
-    attributes: Attributes = {
-        **messaging("process", "process", "engine_core.inputs"),
-        "messaging.message.id": receive.internal_id,
-        "messaging.message.body.size": receive.body_size,
-        "vllm_lite.preemptions": len(stay.spells) - 1,
-        **known(
-            {
-                "gen_ai.response.finish_reasons": [stay.finish_reason] if stay.finish_reason else None,
-                "vllm_lite.leave.reason": stay.leave.reason if stay.leave else None,
-                "vllm_lite.leave.status": stay.leave.status if stay.leave else None,
-                "vllm_lite.blocks_refused": stay.num_refused or None,
-                "vllm_lite.stale_tokens": stay.num_stale or None,
-            }
-        ),
-    }
-    ids = receive.trace_id, receive.span_id, receive.parent_span_id
-    name, times = "process engine_core.inputs", (wall(receive.t0), wall(max(_end(stay), receive.t1)))
-    span = Span(stay.process, *ids, name, Kind.CONSUMER, *times, attributes, remote_parent=True)
+    t = receive.t0, max(_end(stay), receive.t1)
+    span = Span.recorded(stay.process, receive, "process engine_core.inputs", Kind.CONSUMER, t)
+    span.attributes = known(
+        {
+            **messaging("process", "process", "engine_core.inputs"),
+            "messaging.message.id": receive.internal_id,
+            "messaging.message.body.size": receive.body_size,
+            "vllm_lite.preemptions": len(stay.spells) - 1,
+            "gen_ai.response.finish_reasons": [stay.finish_reason] if stay.finish_reason else None,
+            "vllm_lite.leave.reason": stay.leave.reason if stay.leave else None,
+            "vllm_lite.leave.status": stay.leave.status if stay.leave else None,
+            "vllm_lite.blocks_refused": stay.num_refused or None,
+            "vllm_lite.stale_tokens": stay.num_stale or None,
+        }
+    )
     span.events = [
-        Event("request.preempted", wall(spell.t_preempted), {"vllm_lite.preemption": number})
+        Event("request.preempted", stay.process.wall(spell.t_preempted), {"vllm_lite.preemption": number})
         for number, spell in enumerate(stay.spells, 1)
         if spell.t_preempted is not None
     ]
     if stay.post is None:  # the sender's record is lost, and with it the span that this one would hang on
         span.parent_span_id = None
-        span.attributes[INCOMPLETE] = True
+        span.leave_open()
     if stay.finish_reason == "error":
         span.fail("engine_generate_error", "the request failed in the engine core")
     elif stay.t_end is None:
-        span.attributes[INCOMPLETE] = True
-        if stay.process.died:
-            span.fail(ENGINE_DEAD, "the engine core died before the request ended")
+        span.leave_open("the engine core died before the request ended")
     return span
 
 
 def _phases(stay: Stay, span: Span, number: int, spell: Spell) -> list[Span]:
     """request.queued, .prefill and .decode of one spell, as far as it came."""
+    phases: list[Span] = []
 
-    def phase(name: str, start: int, end: int) -> Span:
-        return span.child(f"request.{name}", Kind.INTERNAL, (start, end), number=number)
+    def phase(name: str, start: int, end: int, attributes: Attributes, shares: Iterable[Share] = ()) -> None:
+        phases.append(span.child(f"request.{name}", Kind.INTERNAL, (start, end), attributes, number=number))
+        phases[-1].links = [_link(share) for share in shares]
 
-    steps, prefills, scheduled, phases = spell.steps, spell.prefills, spell.t_scheduled, list[Span]()
+    steps, prefills, scheduled = spell.steps, spell.prefills, spell.t_scheduled
     over = spell.t_preempted if spell.t_preempted is not None else _end(stay)
     over = max([over, *(step.t_end for step in steps[-IN_FLIGHT:])])
     if spell.t_queued is not None:
         until = over if scheduled is None else scheduled
-        phases.append(phase("queued", min(spell.t_queued, until), until))
+        phase("queued", min(spell.t_queued, until), until, {})
     if scheduled is None:
         return phases
     turn, num_decodes = scheduled, steps.total - len(prefills)
     if prefills:
         turn = max(share.step.t_end for share in prefills[-IN_FLIGHT:]) if num_decodes else over
-        phases.append(phase("prefill", scheduled, turn))
-        phases[-1].attributes = {
+        attributes: Attributes = {
             "vllm_lite.chunks": len(prefills),
             "vllm_lite.num_computed_tokens": sum(share.tokens for share in prefills),
             "vllm_lite.num_cached_tokens": spell.num_cached_tokens,
         }
-        phases[-1].links = [_link(share) for share in prefills]
+        phase("prefill", scheduled, turn, attributes, prefills)
     if num_decodes:
         first, last = steps[len(prefills)], steps[-1]
-        phases.append(phase("decode", min(turn, first.schedule.t0), over))
-        phases[-1].attributes = {"vllm_lite.num_steps": num_decodes}
-        phases[-1].links = [_link(step.share(spell.req)) for step in ((first,) if num_decodes == 1 else (first, last))]
+        shares = [step.share(spell.req) for step in dict.fromkeys((first, last))]
+        phase("decode", min(turn, first.schedule.t0), over, {"vllm_lite.num_steps": num_decodes}, shares)
     return phases
 
 
@@ -122,24 +106,22 @@ def _link(share: Share) -> Link:
     return Link(schedule.trace_id, schedule.span_id, {STEP_INDEX: schedule.step, "vllm_lite.num_tokens": share.tokens})
 
 
-def _request_steps(stay: Stay, span: Span) -> list[Span]:
+def _request_steps(stay: Stay, span: Span) -> Iterator[Span]:
     """Level 3: the request's part in each step, linked to the real step's span; of a long answer the first and last ones."""
     parts: list[tuple[str, Share]] = []  # with the id of the phase it belongs to
     for number, spell in enumerate(stay.spells):
         decode, prefill = (derived_id(span.span_id, f"request.{name}", number) for name in ("decode", "prefill"))
         parts += [(prefill if share.prefill else decode, share) for share in spell.shares]
-    made = parts if len(parts) <= 2 * STEP_ENDS else parts[:STEP_ENDS] + parts[-STEP_ENDS:]
-    span.attributes["vllm_lite.steps_elided"] = sum(spell.steps.total for spell in stay.spells) - len(made)
-    return [_request_step(span, parent, share) for parent, share in made]
-
-
-def _request_step(span: Span, parent: str, share: Share) -> Span:
-    schedule, wall = share.step.schedule, span.process.wall
-    attributes: Attributes = {
-        STEP_INDEX: schedule.step,
-        "vllm_lite.num_tokens": share.tokens,
-        "vllm_lite.batch_size": schedule.num_requests,
-    }
-    span_id, start, end = derived_id(span.span_id, "step", schedule.step), wall(schedule.t0), wall(share.step.t_end)
-    kind, links = Kind.INTERNAL, [_link(share)]
-    return Span(span.process, span.trace_id, span_id, parent, "request.step", kind, start, end, attributes, links=links)
+    if len(parts) > 2 * STEP_ENDS:
+        parts = parts[:STEP_ENDS] + parts[-STEP_ENDS:]
+    span.attributes["vllm_lite.steps_elided"] = sum(spell.steps.total for spell in stay.spells) - len(parts)
+    for parent, share in parts:
+        schedule = share.step.schedule
+        attributes: Attributes = {
+            STEP_INDEX: schedule.step,
+            "vllm_lite.num_tokens": share.tokens,
+            "vllm_lite.batch_size": schedule.num_requests,
+        }
+        ids, t = (span.trace_id, derived_id(span.span_id, "step", schedule.step), parent), (schedule.t0, share.step.t_end)
+        times = map(span.process.wall, t)
+        yield Span(span.process, *ids, "request.step", Kind.INTERNAL, *times, attributes, links=[_link(share)])

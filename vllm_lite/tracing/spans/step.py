@@ -6,26 +6,16 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.context import parse_traceparent
 from vllm_lite.tracing.journey import LATE, Bag, Letter, RequestJourney, Stay, StepJourney
 from vllm_lite.tracing.process import Process
-from vllm_lite.tracing.spans.model import (
-    ENGINE_DEAD,
-    INCOMPLETE,
-    REQUEST_ID,
-    STEP_INDEX,
-    Attributes,
-    Event,
-    Kind,
-    Link,
-    Span,
-    derived_id,
-    known,
-    messaging,
-)
+from vllm_lite.tracing.spans.model import REQUEST_ID, STEP_INDEX, Attributes, Event, Kind, Link, Span, derived_id, messaging
 
 CODE, SCHEDULER = "code.function.name", "vllm_lite.engine_core.scheduler.Scheduler"
+EXECUTOR, WORKER = "vllm_lite.engine_core.executor.abstract.Executor", "vllm_lite.worker.worker.Worker"
 _EVENT_NAMES = {rec.PUT: "collector.put", rec.STAPLED: "collector.merge", rec.KEPT_BACK: "collector.keep_back"}
 
 
@@ -33,7 +23,7 @@ def step_spans(step: StepJourney) -> list[Span]:
     """All spans of the step's trace, the root first."""
     root = _root(step)
     children = [*_stages(step, root), *_sends(step, root)]
-    root.end = max([root.end, *(span.end for span in children if span.parent_span_id == root.span_id)])
+    root.hold(children)
     return [root, *children, *(span for bag in step.bags for span in bag_spans(bag))]
 
 
@@ -50,8 +40,9 @@ def bag_spans(bag: Bag) -> list[Span]:
 
 
 def _root(step: StepJourney) -> Span:
-    schedule, wall = step.schedule, step.process.wall
-    attributes: Attributes = {
+    schedule = step.schedule
+    span = Span.recorded(step.process, schedule, "engine_core.step", Kind.INTERNAL, (schedule.t0, step.t_end))
+    span.attributes = {
         STEP_INDEX: schedule.step,
         "vllm_lite.num_requests": schedule.num_requests,
         "vllm_lite.num_prefill": schedule.num_prefill,
@@ -63,12 +54,9 @@ def _root(step: StepJourney) -> Span:
         "vllm_lite.blocks_evicted": schedule.num_evicted,
         "vllm_lite.blocks_refused": schedule.num_refused,
     }
-    ids, times = (schedule.trace_id, schedule.span_id, None), (wall(schedule.t0), wall(step.t_end))
-    span = Span(step.process, *ids, "engine_core.step", Kind.INTERNAL, *times, attributes, links=_links(step))
+    span.links = _links(step)
     if step.update is None:
-        span.attributes[INCOMPLETE] = True
-        if step.process.died:
-            span.fail(ENGINE_DEAD, "the engine core died during this step")
+        span.leave_open("the engine core died during this step")
     return span
 
 
@@ -102,12 +90,9 @@ def _stages(step: StepJourney, root: Span) -> list[Span]:
     attributes: Attributes = {CODE: f"{SCHEDULER}.schedule"}
     spans = [root.child("scheduler.schedule", Kind.INTERNAL, (schedule.t0, schedule.t1), attributes)]
     if execute is not None:
-        name, t = "executor.execute_model", (execute.t0, execute.t1)
-        attributes = {
-            CODE: "vllm_lite.engine_core.executor.abstract.Executor.execute_model",
-            "vllm_lite.num_tokens": schedule.num_tokens,
-        }
-        call = root.child(name, Kind.CLIENT, t, attributes, span_id=execute.span_id)
+        attributes = {CODE: f"{EXECUTOR}.execute_model", "vllm_lite.num_tokens": schedule.num_tokens}
+        t = execute.t0, execute.t1
+        call = root.child("executor.execute_model", Kind.CLIENT, t, attributes, span_id=execute.span_id)
         spans += [call, *(part for process, work in step.works for part in _work(process, work, call))]
     if update is not None:
         attributes = {
@@ -120,23 +105,17 @@ def _stages(step: StepJourney, root: Span) -> list[Span]:
 
 
 def _work(process: Process, work: rec.Work, execute: Span) -> list[Span]:
-    attributes = known(
-        {
-            CODE: "vllm_lite.worker.worker.Worker.execute_model",
-            STEP_INDEX: work.step,
-            "vllm_lite.rank": work.rank,
-            "vllm_lite.device_time": None if work.device_ns is None else work.device_ns / 1e9,
-        }
-    )
+    attributes: Attributes = {CODE: f"{WORKER}.execute_model", STEP_INDEX: work.step, "vllm_lite.rank": work.rank}
+    if work.device_ns is not None:
+        attributes["vllm_lite.device_time"] = work.device_ns / 1e9
     name, t = "worker.execute_model", (work.t0, work.t3)
     whole = execute.child(name, Kind.SERVER, t, attributes, span_id=work.span_id, process=process)
     parts = {"prepare": (work.t0, work.t1), "forward": (work.t1, work.t2), "sample": (work.t2, work.t3)}
     return [whole, *(whole.child(f"worker.{part}", Kind.INTERNAL, times) for part, times in parts.items())]
 
 
-def _sends(step: StepJourney, root: Span) -> list[Span]:
+def _sends(step: StepJourney, root: Span) -> Iterator[Span]:
     """Each client's bag on its way out: encoded and handed to the socket."""
-    spans = []
     for send in step.sends:
         attributes: Attributes = {
             **messaging("send", "send", "engine_core.outputs"),
@@ -146,16 +125,14 @@ def _sends(step: StepJourney, root: Span) -> list[Span]:
             "vllm_lite.queued_us": max(send.t0 - send.t_queued, 0) / 1000,
             "vllm_lite.encode_us": (send.t1 - send.t0) / 1000,
         }
-        t = send.t0, send.t2
-        spans.append(root.child("send engine_core.outputs", Kind.PRODUCER, t, attributes, span_id=send.span_id))
-    return spans
+        yield root.child("send engine_core.outputs", Kind.PRODUCER, (send.t0, send.t2), attributes, span_id=send.span_id)
 
 
 # ---- front end ------------------------------------------------------------------------------------------------------------
 
 
 def _process(bag: Bag, trace_id: str, sender: str) -> Span:
-    sort, wall = bag.sort, bag.process.wall
+    sort = bag.sort
     attributes: Attributes = {
         **messaging("process", "process", "engine_core.outputs"),
         "messaging.batch.message_count": sort.num_outputs,
@@ -170,29 +147,28 @@ def _process(bag: Bag, trace_id: str, sender: str) -> Span:
         "vllm_lite.num_kept_back": sort.num_kept_back,
         "vllm_lite.num_late": len(sort.late),
     }
-    name, times = "process engine_core.outputs", (wall(sort.t_received), wall(sort.t_done))
-    ids = trace_id, derived_id(sender, "sort"), sender
+    ids, times = (trace_id, derived_id(sender, "sort"), sender), map(bag.process.wall, (sort.t_received, sort.t_done))
+    name = "process engine_core.outputs"
     span = Span(bag.process, *ids, name, Kind.CONSUMER, *times, attributes, remote_parent=True)
     span.events = [Event("letter.late", span.end, {"vllm_lite.internal_id": late, "tokens": n}) for late, n in sort.late]
     if bag.send is not None and bag.step is not None:
         span.attributes["vllm_lite.wire_us"] = max(span.start - bag.step.process.wall(bag.send.t2), 0) / 1000
     else:  # the engine core was killed before it could write down what it had sent
         span.parent_span_id = bag.step.schedule.span_id if bag.step else None
-        span.attributes[INCOMPLETE] = True
+        span.leave_open()
     return span
 
 
-def _slices(bag: Bag, whole: Span) -> list[Span]:
-    spans: list[Span] = []
-    slices = bag.sort.slices
-    for index, (t0, t1, size) in enumerate(slices):
+def _slices(bag: Bag, whole: Span) -> Iterator[Span]:
+    done_before = 0
+    for index, (t0, t1, size) in enumerate(bag.sort.slices):
         if index:
-            spans.append(whole.child("yield_to_loop", Kind.INTERNAL, (slices[index - 1][1], t0), number=index))
+            yield whole.child("yield_to_loop", Kind.INTERNAL, (done_before, t0), number=index)
         attributes: Attributes = {"vllm_lite.slice.index": index, "vllm_lite.slice.size": size}
         span = whole.child("output_processor.slice", Kind.INTERNAL, (t0, t1), attributes, number=index)
         span.events = [_event(letter, span.end) for letter in bag.letters if letter.slice == index and letter.fate != LATE]
-        spans.append(span)
-    return spans
+        yield span
+        done_before = t1
 
 
 def _event(letter: Letter, t: int) -> Event:
@@ -202,10 +178,10 @@ def _event(letter: Letter, t: int) -> Event:
     return Event(_EVENT_NAMES[letter.fate], t, attributes)
 
 
-def _aborts(bag: Bag, whole: Span) -> list[Span]:
+def _aborts(bag: Bag, whole: Span) -> Iterator[Span]:
     """What this bag's stop strings made the front end send, linked to the abort span of each request."""
     if not bag.aborts:
-        return []
+        return
     attributes: Attributes = {
         **messaging("send", "send", "engine_core.inputs"),
         "messaging.batch.message_count": len(bag.aborts),
@@ -215,4 +191,4 @@ def _aborts(bag: Bag, whole: Span) -> list[Span]:
     span = whole.child("send engine_core.abort", Kind.PRODUCER, (min(times), max(times)), attributes)
     accepted = [(request.accept, abort.span_id) for request, abort in bag.aborts]
     span.links = [Link(accept.trace_id, span_id, {REQUEST_ID: accept.external_id}) for accept, span_id in accepted]
-    return [span]
+    yield span
