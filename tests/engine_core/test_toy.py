@@ -99,7 +99,7 @@ def test_logprobs_have_the_sampled_token_first() -> None:
     assert output.logprobs[0].logprob_token_ids.shape == (1, 3)
     assert output.logprobs[0].logprob_token_ids[0, :2].tolist() == [token, token]
     assert output.logprobs[0].sampled_token_ranks.tolist() == [1]
-    assert run(make_toy(), first_step(PROMPT, [7, 2], 6)).logprobs is None
+    assert run(make_toy(), first_step(PROMPT, [7, 2], 6)).logprobs == [None]
 
 
 def test_pooling_answers_with_a_unit_vector_and_no_token() -> None:
@@ -131,5 +131,4 @@ def test_collective_rpc_reaches_the_worker() -> None:
     toy = make_toy()
     assert toy.collective_rpc("sleep_for", args=(0.0,)) == [0]
     assert toy.worker_info()["attention_backend"] == "toy"
-    toy.check_health()
     toy.shutdown()

@@ -114,8 +114,7 @@ class Executor(ABC):
     def register_failure_callback(self, callback: FailureCallback) -> None:  # noqa: B027  (a default for the processless)
         """Call `callback` when a worker dies; at once where one already has. Executors without processes never do."""
 
-    @abstractmethod
-    def check_health(self) -> None:
+    def check_health(self) -> None:  # noqa: B027  (a default for the processless)
         """Raise RuntimeError where a worker is dead."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 EXECUTE_MODEL_TIMEOUT_S = 300.0
 SHUTDOWN_GRACE_S = 4.0
-
-T = TypeVar("T")
 
 
 class WorkerHandle:
@@ -210,14 +208,14 @@ class MultiprocExecutor(Executor):
             self._failure_callback()
 
 
-class ReplyFuture(Future[T]):
+class ReplyFuture(Future[Any]):
     """A Future that fetches its result when it is asked for, in the thread that asks."""
 
-    def __init__(self, fetch: Callable[[], T]) -> None:
+    def __init__(self, fetch: Callable[[], Any]) -> None:
         super().__init__()
         self._fetch = fetch
 
-    def result(self, timeout: float | None = None) -> T:
+    def result(self, timeout: float | None = None) -> Any:
         """Fetch, once; the fetch has a time limit of its own."""
         if not self.done():
             try:

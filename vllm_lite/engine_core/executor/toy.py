@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import check_number
@@ -54,9 +55,8 @@ class ToyWorker:
         self._crash_at_step = settings.get("toy_crash_at_step")
         self._block_size = vllm_config.cache_config.block_size
         self._num_blocks = 0
-        self._blocks: npt.NDArray[np.int64]
         self._allocate(0)
-        self._requests: dict[str, _ToyRequest] = {}
+        self._requests: dict[str, NewRequestData] = {}  # `prefill_token_ids` also takes the tokens of the answer
         self._scheduler_output: SchedulerOutput | None = None
 
     def get_info(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class ToyWorker:
         return self._blocks.nbytes
 
     def _allocate(self, num_blocks: int) -> None:
-        self._blocks = np.full((num_blocks, self._block_size), -1, dtype=np.int64)
+        self._blocks: npt.NDArray[np.int64] = np.full((num_blocks, self._block_size), -1, dtype=np.int64)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Write the scheduled tokens of every request into its blocks; the reads come later, in `sample_tokens`."""
@@ -118,14 +118,7 @@ class ToyWorker:
         output = ModelRunnerOutput(list(scheduled), [], logprobs=[], pooler_output=[])
         for req_id in scheduled:
             self._sample_one(self._requests[req_id], output)
-        if not any(row is not None for row in output.logprobs or ()):
-            output.logprobs = None
-        if not any(row is not None for row in output.pooler_output or ()):
-            output.pooler_output = None
         return output
-
-    def check_health(self) -> None:
-        """Nothing can break here."""
 
     def sleep_for(self, seconds: float) -> int:
         """Keep the worker busy; its rank comes back. For tests of time-outs."""
@@ -140,41 +133,42 @@ class ToyWorker:
         for req_id in (*scheduler_output.finished_req_ids, *scheduler_output.preempted_req_ids):
             self._requests.pop(req_id, None)
         for new in scheduler_output.scheduled_new_reqs:
-            self._requests[new.req_id] = _ToyRequest(new)
+            token_ids, block_ids = list(new.prefill_token_ids), list(new.block_ids[0])
+            self._requests[new.req_id] = replace(new, prefill_token_ids=token_ids, block_ids=[block_ids])
         cached = scheduler_output.scheduled_cached_reqs
-        for req_id, new_block_ids, num_computed_tokens in zip(
-            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
-        ):
+        columns = cached.req_ids, cached.new_block_ids, cached.num_computed_tokens
+        for req_id, new_block_ids, num_computed_tokens in zip(*columns, strict=True):
             request = self._requests[req_id]
             request.num_computed_tokens = num_computed_tokens
             if new_block_ids is not None:
-                request.block_ids.extend(new_block_ids[0])
+                request.block_ids[0].extend(new_block_ids[0])
 
-    def _write(self, request: _ToyRequest, count: int) -> None:
+    def _write(self, request: NewRequestData, count: int) -> None:
         start, end = request.num_computed_tokens, request.num_computed_tokens + count
-        tokens = request.token_ids[start:end]
-        assert len(tokens) == count, f"{request.req_id}: scheduled to {end} of {len(request.token_ids)} tokens"
+        tokens = request.prefill_token_ids[start:end]
+        assert len(tokens) == count, f"{request.req_id}: scheduled to {end} of {len(request.prefill_token_ids)} tokens"
         for position, token in enumerate(tokens, start):
             block, offset = divmod(position, self._block_size)
-            self._blocks[request.block_ids[block], offset] = token
+            self._blocks[request.block_ids[0][block], offset] = token
         request.num_computed_tokens = end
 
-    def _sample_one(self, request: _ToyRequest, output: ModelRunnerOutput) -> None:
+    def _sample_one(self, request: NewRequestData, output: ModelRunnerOutput) -> None:
         assert output.logprobs is not None
         assert output.pooler_output is not None
+        known = request.prefill_token_ids
         tokens: list[int] = []
         logprobs = pooled = None
-        if self._error_token in request.token_ids:
+        if self._error_token in known:
             output.errors[request.req_id] = f"the toy was told to fail on token {self._error_token}"
-            request.token_ids.append(0)  # the next step may hold it already
-        elif request.num_computed_tokens == len(request.token_ids):
-            context = self._blocks[request.block_ids].reshape(-1)[: request.num_computed_tokens]
+            known.append(0)  # the next step may hold it already
+        elif request.num_computed_tokens == len(known):
+            context = self._blocks[request.block_ids[0]].reshape(-1)[: request.num_computed_tokens]
             if request.pooling_params is not None:
                 pooled = _embedding(context, request.pooling_params)
             else:
-                tokens = [_next_token(context, request.num_output_tokens, request.sampling_params)]
+                tokens = [_next_token(context, len(known) - request.num_prompt_tokens, request.sampling_params)]
                 logprobs = _logprobs(tokens[0], request.sampling_params)
-                request.token_ids.extend(tokens)
+                known.extend(tokens)
         output.sampled_token_ids.append(tokens)
         output.logprobs.append(logprobs)
         output.pooler_output.append(pooled)
@@ -203,21 +197,6 @@ class ToyExecutor(UniProcExecutor):
         if self._thread is not None:
             self._thread.shutdown()
         super().shutdown()
-
-
-class _ToyRequest:
-    def __init__(self, new: NewRequestData) -> None:
-        self.req_id = new.req_id
-        self.token_ids = list(new.prefill_token_ids)
-        self.num_prompt_tokens = new.num_prompt_tokens
-        self.sampling_params = new.sampling_params
-        self.pooling_params = new.pooling_params
-        self.block_ids = list(new.block_ids[0])
-        self.num_computed_tokens = new.num_computed_tokens
-
-    @property
-    def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
 
 
 def _next_token(context: npt.NDArray[np.int64], num_output_tokens: int, params: SamplingParams | None) -> int:

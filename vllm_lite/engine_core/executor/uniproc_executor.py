@@ -44,10 +44,6 @@ class UniProcExecutor(Executor):
         """Call the worker's method; it runs inline, so `timeout` has nothing to interrupt."""
         return [self.submit(method, *args, **(kwargs or {})).result()]
 
-    def check_health(self) -> None:
-        """A worker in this process is alive while this process is."""
-        self.worker.check_health()
-
     def shutdown(self) -> None:
         """Let the worker free what it holds."""
         self.worker.shutdown()
