@@ -69,7 +69,7 @@ def _half(process: Process, half: rec.Call | rec.Serve, kind: Kind, t0: int) -> 
 def _phase(process: Process, phase: rec.Phase, parent: Span | None) -> Span:
     parts = "phase", *_place(process), phase.name, phase.t0
     trace_id, parent_id = (parent.trace_id, parent.span_id) if parent is not None else (derived_trace_id(*parts), None)
-    times = map(process.wall, (phase.t0, phase.t1))
+    times = process.wall(phase.t0), process.wall(phase.t1)
     span = Span(process, trace_id, derived_id(*parts), parent_id, phase.name, Kind.INTERNAL, *times)
     if phase.error is not None:
         span.fail(*phase.error)

@@ -81,7 +81,7 @@ class Span:
     def recorded(cls, process: Process, record: Recorded, name: str, kind: Kind, t: tuple[int, int]) -> Span:
         """The span whose ids `record` holds; `t` is monotonic time. A parent that it names is another process's."""
         parent: str | None = getattr(record, "parent_span_id", None)
-        ids, times = (record.trace_id, record.span_id, parent), map(process.wall, t)
+        ids, times = (record.trace_id, record.span_id, parent), (process.wall(t[0]), process.wall(t[1]))
         return cls(process, *ids, name, kind, *times, remote_parent=parent is not None)
 
     def child(
@@ -99,7 +99,7 @@ class Span:
         from the parent's, the name and, where several have the same, a `number`."""
         process = process or self.process
         ids = self.trace_id, span_id or derived_id(self.span_id, name, number), self.span_id
-        remote, times = process is not self.process, map(process.wall, t)
+        remote, times = process is not self.process, (process.wall(t[0]), process.wall(t[1]))
         return Span(process, *ids, name, kind, *times, attributes or {}, remote_parent=remote)
 
     def hold(self, spans: Iterable[Span]) -> None:

@@ -147,8 +147,8 @@ def _process(bag: Bag, trace_id: str, sender: str) -> Span:
         "vllm_lite.num_kept_back": sort.num_kept_back,
         "vllm_lite.num_late": len(sort.late),
     }
-    ids, times = (trace_id, derived_id(sender, "sort"), sender), map(bag.process.wall, (sort.t_received, sort.t_done))
-    name = "process engine_core.outputs"
+    name, times = "process engine_core.outputs", (bag.process.wall(sort.t_received), bag.process.wall(sort.t_done))
+    ids = trace_id, derived_id(sender, "sort"), sender
     span = Span(bag.process, *ids, name, Kind.CONSUMER, *times, attributes, remote_parent=True)
     span.events = [Event("letter.late", span.end, {"vllm_lite.internal_id": late, "tokens": n}) for late, n in sort.late]
     if bag.send is not None and bag.step is not None:
