@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sized
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing import records as rec
@@ -22,23 +22,22 @@ Number = tuple[Process, int]  # with a request's or a step's number in it
 T = TypeVar("T")
 
 
-class Known(Generic[T]):
+class Known(dict[str, T]):
     """Things by a key that other processes know them by, and what waits for those that have not come yet."""
 
     def __init__(self) -> None:
-        self.things: dict[str, T] = {}
         self.waiting: dict[str, list[Callable[[T], None]]] = defaultdict(list)
 
     def add(self, key: str, thing: T) -> None:
         """It has come."""
-        self.things[key] = thing
+        self[key] = thing
         for action in self.waiting.pop(key, ()):
             action(thing)
 
     def then(self, key: str, action: Callable[[T], None]) -> None:
         """Do it to that thing, now or when it comes."""
-        if (thing := self.things.get(key)) is not None:
-            action(thing)
+        if key in self:
+            action(self[key])
         else:
             self.waiting[key].append(action)
 
@@ -52,6 +51,7 @@ class Assembler:
     def __init__(self) -> None:
         self.requests: dict[Number, RequestJourney] = {}
         self.stays: dict[Process, dict[int, Stay]] = defaultdict(dict)
+        self.steps: Known[StepJourney] = Known()  # by trace id
         self.bags: list[Bag] = []  # those of no known step, and all of them where nothing is forgotten
         self.calls: dict[str, UtilityCall] = defaultdict(UtilityCall)  # by the caller's span
         self.phases: list[tuple[Process, rec.Phase]] = []
@@ -62,7 +62,6 @@ class Assembler:
         self._posted: Known[RequestJourney] = Known()  # by internal id
         self._posts: Known[tuple[RequestJourney, rec.Post]] = Known()  # by span id
         self._received: dict[str, Stay] = {}  # by internal id; of a session's parts the last
-        self._scheduled: Known[StepJourney] = Known()  # by trace id
         self._steps_by_number: dict[Number, StepJourney] = {}
         self._stop_aborts: dict[Process, list[tuple[RequestJourney, rec.Abort]]] = defaultdict(list)
         self._handlers: dict[type[rec.Record], Callable[[Process, Any], None]] = {
@@ -145,7 +144,7 @@ class Assembler:
             elif record.reqs[place]:  # 0 stands for one that is not traced
                 self.unclaimed += 1
         for internal_id, tokens in record.late:
-            request = self._posted.things.get(internal_id)
+            request = self._posted.get(internal_id)
             bag.late.append(Letter(request, bag, tokens, LATE, max(len(record.slices) - 1, 0)))
             if request is not None:
                 request.late.append(bag.late[-1])
@@ -189,7 +188,7 @@ class Assembler:
         step.members = [stays.get(req) or self._stay(process, req) for req in record.reqs]
         for stay in step.members:
             stay.spells[-1].steps.append(step)
-        self._scheduled.add(record.trace_id, step)
+        self.steps.add(record.trace_id, step)
 
     def _execute(self, process: Process, record: rec.Execute) -> None:
         if step := self._step(process, record.step):
@@ -216,9 +215,9 @@ class Assembler:
 
     def _of_step(self, trace_id: str, action: Callable[[StepJourney], None]) -> None:
         """Do it to the step of that trace, once its Schedule record has come: workers and front ends have other spools."""
-        self._scheduled.then(trace_id, action)
-        if len(self._scheduled.waiting) > EARLY:
-            self.unclaimed += len(self._scheduled.waiting.pop(next(iter(self._scheduled.waiting))))
+        self.steps.then(trace_id, action)
+        if len(self.steps.waiting) > EARLY:
+            self.unclaimed += len(self.steps.waiting.pop(next(iter(self.steps.waiting))))
 
     # ---- for who follows a running engine ---------------------------------------------------------------------------------
 
@@ -230,8 +229,8 @@ class Assembler:
         del self.requests[request.process, request.accept.req]
         del self._numbered[request.process][request.accept.req]
         for post in request.posts:
-            self._posted.things.pop(post.internal_id, None)
-            self._posts.things.pop(post.span_id, None)
+            self._posted.pop(post.internal_id, None)
+            self._posts.pop(post.span_id, None)
         for stay in request.stays:
             self.stays[stay.process].pop(stay.req, None)
             stay.spells.clear()
@@ -253,19 +252,14 @@ class Assembler:
             vars(bag).pop("letters", None)  # they hold on to their requests, and are made again for who still asks
 
     @property
-    def steps(self) -> dict[str, StepJourney]:
-        """By trace id."""
-        return self._scheduled.things
-
-    @property
     def strays(self) -> list[Stay]:
         """Stays in an engine core of which no request is known."""
         return [stay for stays in self.stays.values() for stay in stays.values() if stay.request is None]
 
     def finish(self) -> None:
         """No more records come: what still waits for its step is unclaimed."""
-        self.unclaimed += sum(map(len, self._scheduled.waiting.values()))
-        self._scheduled.waiting.clear()
+        self.unclaimed += sum(map(len, self.steps.waiting.values()))
+        self.steps.waiting.clear()
 
 
 def _join(stay: Stay, request: RequestJourney, post: rec.Post) -> None:

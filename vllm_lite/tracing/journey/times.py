@@ -9,6 +9,7 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey.model import Bag, RequestJourney, Run, Spell, Stay, StepJourney
@@ -24,16 +25,11 @@ Times = dict[str, list[int]]
 def station_times(run: Run) -> Times:
     """Every visit's nanoseconds by stop, in no order: of requests, of steps (S5, S6) and of bags (S7, wire, S8)."""
     times: Times = {stop: [] for stop in STOPS}
-    for visits in (
-        *map(request_visits, run.requests),
-        *map(step_visits, run.steps),
-        *map(bag_visits, run.bags),
-    ):
-        for stop, t0, t1 in visits:
-            times[stop].append(t1 - t0)
+    visits = chain(map(request_visits, run.requests), map(step_visits, run.steps), map(bag_visits, run.bags))
+    for stop, t0, t1 in chain.from_iterable(visits):
+        times[stop].append(t1 - t0)
     for request in run.requests:
-        times["S9"] += request.waits
-        times["S9"] += _never_taken(request)
+        times["S9"] += request.waits + _never_taken(request)
     return times
 
 
