@@ -15,6 +15,8 @@ import struct
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from vllm_lite.wire.serial_utils import Buffer
 
 DEFAULT_CAPACITY = 4 << 20  # bytes
@@ -70,20 +72,17 @@ class MessageQueue:
 
     def enqueue(self, frames: Sequence[Buffer]) -> None:
         """Write one message, waiting while a reader is a whole ring behind. Raises QueueCancelledError once cancelled."""
-        views = [memoryview(frame).cast("B") for frame in frames]
-        lengths = b"".join(_LENGTH.pack(n) for n in [len(views), *map(len, views)])
-        for piece in (memoryview(lengths), *views):
-            self._write(piece)
+        message = msgspec.msgpack.encode(frames)
+        self._write(memoryview(_LENGTH.pack(len(message)) + message))
         self._publish()
 
     def dequeue(self, timeout: float | None = None) -> list[bytes]:
         """The next message. Raises TimeoutError after `timeout` seconds, QueueCancelledError once cancelled."""
         self._wait_for_data(timeout)
-        (count,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        lengths = [_LENGTH.unpack(self._read(_LENGTH.size))[0] for _ in range(count)]
-        frames = [self._read(length) for length in lengths]
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        message = self._read(length)
         self._publish()
-        return frames
+        return msgspec.msgpack.decode(message, type=list[bytes])
 
     def cancel(self) -> None:
         """Wake this side, waiting in another thread, with QueueCancelledError; for good."""

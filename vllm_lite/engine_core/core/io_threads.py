@@ -58,11 +58,6 @@ class UtilityCall(msgspec.Struct, array_like=True):
     t_received: int = 0
 
 
-class _Ping(msgspec.Struct, array_like=True):
-    client_index: int
-    number: int
-
-
 class OutputItem(NamedTuple):
     """A bag for one client; None: that client is gone, and whatever else is for it is dropped."""
 
@@ -223,8 +218,8 @@ class InputThread(_IoThread):
         self._queues.input.put((EngineCoreRequestType.UTILITY, call))
 
     def _on_ping(self, frames: list[bytes], t0: int) -> None:
-        ping = MsgpackDecoder(_Ping).decode(frames)
-        self._queues.output.put(OutputItem(ping.client_index, EngineCoreOutputs(pong=ping.number)))
+        client_index, number = MsgpackDecoder(tuple[int, int]).decode(frames)
+        self._queues.output.put(OutputItem(client_index, EngineCoreOutputs(pong=number)))
 
 
 class OutputThread(_IoThread):
