@@ -7,13 +7,14 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from vllm_lite.console.figures import count, span
 from vllm_lite.console.theme import request_name
 from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.journey import LATE, Bag, Letter, RequestJourney, Run, StepJourney
+from vllm_lite.tracing.journey import LATE, Bag, Letter, Run, StepJourney
 from vllm_lite.tracing.journey.times import ABORT, request_visits
 
 ALIKE_FROM = 8  # so many bags in a row that tell the same shrink to six rows
@@ -132,60 +133,36 @@ class Ledger:
     def shortened(self, limit: int | None) -> list[Line]:
         """At most about `limit` rows (None: all): first runs of bags that tell the same shrink, then the middle goes. Rows that
         tell of more than ordinary letters stay, as long as they are few."""
-        rows = self.rows
-        if limit is None or len(rows) <= limit:
-            return list(rows)
+        if limit is None or len(self.rows) <= limit:
+            return list(self.rows)
         kept = self._telling()
         short: list[Line] = []
-        for part in _parts(rows, kept, self._alike):
-            short += part if len(part) < ALIKE_FROM else [*part[:3], _gap(part[3:-2], "alike"), *part[-2:]]
+        for _, part in groupby(self.rows, lambda line: id(line) if id(line) in kept else self._tale(line)):
+            alike = list(part)
+            short += alike if len(alike) < ALIKE_FROM else [*alike[:3], _gap(alike[3:-2], "alike"), *alike[-2:]]
         if len(short) <= limit:
             return short
         head, tail = limit - limit // 3 - 1, len(short) - limit // 3
         middle: list[Line] = []
-        for part in _parts(short[head:tail], kept, lambda last, row: True):
-            middle += part if len(part) < 2 else [_gap(part, "more")]
+        for stays, part in groupby(short[head:tail], lambda line: id(line) in kept):
+            lines = list(part)
+            middle += lines if stays or len(lines) < 2 else [_gap(lines, "more")]
         return [*short[:head], *middle, *short[tail:]]
 
     def _telling(self) -> set[int]:
         """Ids of the rows that must stay: staples, late letters and events, or without the staples, whichever are few."""
-        for told in ({rec.STAPLED, LATE}, {LATE}):
-            found = {id(row) for row in self.rows if isinstance(row, Note) or any(self._tells(bag, told) for bag in row.bags)}
-            if len(found) <= TELLING:
-                return found
-        return set()
+        events = {id(line) for line in self.rows if isinstance(line, Note) or any(bag.late for bag in line.bags)}
+        staples = {id(row) for row in self.rows if isinstance(row, Row) and any(rec.STAPLED in b.sort.fates for b in row.bags)}
+        return next((found for found in (events | staples, events) if len(found) <= TELLING), set())
 
-    def _tells(self, bag: Bag, told: set[str]) -> bool:
-        """Whether a letter in it met one of these fates."""
-        may = bool(bag.late) or any(fate in bag.sort.fates for fate in told)
-        return may and not told.isdisjoint(self._fates(bag).values())
-
-    def _alike(self, a: Line, b: Line) -> bool:
-        """Whether bag `b` brought the same to the same requests as `a` before it, and was nobody's last."""
-        if isinstance(a, Note) or isinstance(b, Note):
-            return False
-        if not (a.bags and b.bags):
-            return not (a.bags or b.bags)
-        x, y = a.bags[0], b.bags[0]
-        same = x.members == y.members and x.sort.fates == y.sort.fates and not (x.late or y.late)
-        return id(y) not in self._endings and (same or self._fates(x) == self._fates(y))
-
-    def _fates(self, bag: Bag) -> dict[RequestJourney | None, str]:
-        """What each known request got from it."""
-        letters = [*zip(bag.members, bag.sort.fates, strict=False), *((late.request, LATE) for late in bag.late)]
-        return {request: fate for request, fate in letters if id(request) in self.numbers}
-
-
-def _parts(rows: Sequence[Line], kept: set[int], alike: Callable[[Line, Line], bool]) -> list[list[Line]]:
-    """The rows in parts that may shrink to fewer: each `alike` the one before it, and none that must stay."""
-    parts: list[list[Line]] = []
-    for row in rows:
-        last = parts[-1][-1] if parts else None
-        if last is not None and id(row) not in kept and id(last) not in kept and alike(last, row):
-            parts[-1].append(row)
-        else:
-            parts.append([row])
-    return parts
+    def _tale(self, line: Line) -> object:
+        """What a row tells: the same for bags that brought the same to the same requests, and were nobody's last."""
+        if isinstance(line, Note) or any(id(bag) in self._endings for bag in line.bags):
+            return id(line)
+        letters = [
+            (*zip(bag.members, bag.sort.fates, strict=False), *((late.request, LATE) for late in bag.late)) for bag in line.bags
+        ]
+        return [{request: fate for request, fate in bag if id(request) in self.numbers} for bag in letters]
 
 
 def _gap(lines: Sequence[Line], how: str) -> Row:
