@@ -113,6 +113,7 @@ class RunReader:
         self.processes: dict[tuple[str, str, int, str], Process] = {}  # by host, boot, pid, role
         self.segments: dict[Path, SegmentReader] = {}
         self._unread: dict[str, list[SegmentReader]] = defaultdict(list)  # of each spool, what is not known to be at its end
+        self.finished: list[Path] = []  # read to their end, and later ones exist: nobody writes to them any more
         self._left_out = {path for paths in spool.segments(run_dir).values() for path in paths[:-1]} if newest_only else set()
         self.behind = False  # the last poll stopped at its limit
         self._anchors: dict[str, Anchor] = {}  # by boot
@@ -143,7 +144,7 @@ class RunReader:
                         process.threads[segment.header.thread] = True
                     yield process, record
             if not size and len(unread) > 1:
-                del unread[0]
+                self.finished.append(unread.pop(0).path)
             elif not size:
                 spools.remove(unread)
         self.behind = bool(spools)

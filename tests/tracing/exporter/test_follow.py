@@ -8,10 +8,11 @@ import pytest
 from tests.tracing import make
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.canned import write_canned_run
-from vllm_lite.tracing.exporter.follow import PATIENCE_S, SETTLE_S, Follower, Tidy
+from vllm_lite.tracing.exporter.follow import PATIENCE_S, SETTLE_S, Follower
 from vllm_lite.tracing.journey import RequestJourney, load_run
 from vllm_lite.tracing.recorder import Recorder
 from vllm_lite.tracing.spans import Span, request_spans, run_spans
+from vllm_lite.tracing.spool import SpoolWriter, segments
 
 
 def polled(follower: Follower, now: float, final: bool = False) -> list[Span]:
@@ -194,30 +195,46 @@ def test_a_trace_that_cannot_be_told_stops_no_other(writers: Writers, run_dir: P
     writers.close()
 
 
-def spools(run_dir: Path) -> list[str]:
-    return sorted(path.name for path in run_dir.glob("*.vlt"))
+def written_in_parts(run_dir: Path, *parts: tuple[rec.Record, ...]) -> list[Path]:
+    """A front end's spool with a segment for each of `parts`, in their order."""
+    recorder = Recorder(run_dir, "frontend", "loop", SpoolWriter(run_dir, "frontend", "loop", segment_bytes=1))
+    for records in parts:
+        for record in records:
+            recorder.append(record)
+        recorder.flush()
+    [paths] = segments(run_dir).values()
+    recorder.close()
+    return paths[: len(parts)]
 
 
 def test_a_finished_segment_goes_once_nothing_that_began_in_it_is_open(run_dir: Path) -> None:
-    for name in ("a-1-x.vlt", "a-1-x.1.vlt", "b-1-x.vlt"):
-        (run_dir / name).touch()
-    tidy = Tidy(run_dir)
-    assert [path.name for path in tidy.finished()] == ["a-1-x.vlt"]
-    tidy.after_poll(tidy.finished(), poll=3, oldest=2)
-    tidy.after_poll(tidy.finished(), poll=4, oldest=3)
-    assert spools(run_dir) == ["a-1-x.1.vlt", "a-1-x.vlt", "b-1-x.vlt"]
-    tidy.after_poll(tidy.finished(), poll=5, oldest=4)
-    assert spools(run_dir) == ["a-1-x.1.vlt", "b-1-x.vlt"]
+    written = written_in_parts(run_dir, (make.accept(1),), (make.accept(2), make.close(2)), (make.close(1),))
+    follower = Follower(run_dir)
+    polled(follower, 0.0)
+    follower.tidy()
+    polled(follower, SETTLE_S)
+    assert [path.exists() for path in written] == [True, True, True]
+    follower.tidy()
+    assert [path.exists() for path in written] == [False, False, False]
+    assert len(list(run_dir.glob("*.vlt"))) == 1  # the last, which somebody may still write to
 
 
-def test_a_run_that_is_over_goes_altogether(run_dir: Path) -> None:
-    (run_dir / "a-1-x.vlt").touch()
-    Tidy(run_dir).remove_all()
-    assert not run_dir.exists()
+def test_a_segment_stays_while_a_request_of_it_is_open(run_dir: Path) -> None:
+    written = written_in_parts(run_dir, (make.accept(1),), (make.accept(2), make.close(2)))
+    follower = Follower(run_dir)
+    assert polled(follower, 0.0) == []
+    assert len(polled(follower, SETTLE_S)) == 1
+    follower.tidy()
+    assert [path.exists() for path in written] == [True, True]
 
 
-def test_other_peoples_files_stay(run_dir: Path) -> None:
-    (run_dir / "a-1-x.vlt").touch()
-    (run_dir / "client.jsonl").touch()
-    Tidy(run_dir).remove_all()
-    assert sorted(path.name for path in run_dir.iterdir()) == ["client.jsonl", "control"]
+def test_no_segment_goes_unread(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a collector's long absence: segments have piled up, and a poll reads a part of them."""
+    monkeypatch.setattr("vllm_lite.tracing.exporter.follow.POLL_BYTES", 1)
+    written = written_in_parts(run_dir, *((make.accept(req), make.close(req)) for req in range(1, 5)))
+    follower, names = Follower(run_dir), list[object]()
+    for now in range(10):
+        names += [span.attributes["vllm_lite.request.id"] for span in polled(follower, now)]
+        follower.tidy()
+    assert names == ["r1", "r2", "r3", "r4"]
+    assert [path.exists() for path in written] == [False] * 4

@@ -210,18 +210,13 @@ def test_ctrl_c_does_not_stop_it(run_dir: Path) -> None:
     assert exporter.child.returncode == 0
 
 
-def exported_here(exporter: Exporter) -> None:
-    exporter.follow(None)
-    exporter.finish()
-
-
 def test_a_fault_of_its_own_is_told(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def broken(now: float, final: bool) -> None:
         raise OSError("no such disk")
 
     exporter = Exporter(run_dir, read_settings({"OTEL_BSP_SCHEDULE_DELAY": "0"}), Limits(), keep=False)
     monkeypatch.setattr(exporter._follower, "poll", broken)
-    exported_here(exporter)
+    exporter.export()
     assert capsys.readouterr().err.startswith("vllm-lite exporter: cannot go on: OSError('no such disk')\n")
     assert run_dir.exists()
 
@@ -238,7 +233,7 @@ def test_spools_of_spans_that_were_given_up_stay(canned_copy: Path, capsys: pyte
     settings = read_settings({"OTEL_BSP_SCHEDULE_DELAY": "0", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "50"})
     exporter = Exporter(canned_copy, settings, Limits(), keep=False)
     exporter._collector = cast("Collector", Refusing())
-    exported_here(exporter)
+    exporter.export()
     assert Refusing.sizes == [50, 50, 50, 8]
     told = "vllm-lite exporter: 50 spans did not arrive at http://localhost:4317, 108 did (two); the spools are kept"
     assert capsys.readouterr().err.startswith(told)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_lite.exceptions import VLLMValidationError
-from vllm_lite.tracing.exporter.follow import Follower, Tidy
+from vllm_lite.tracing import spool
+from vllm_lite.tracing.exporter.follow import Follower
 from vllm_lite.tracing.exporter.settings import Settings, read_settings
+from vllm_lite.tracing.run_dir import remove_if_empty
 from vllm_lite.tracing.spans import Span
 from vllm_lite.tracing.spans.environment import Limits
 
@@ -40,26 +43,26 @@ class Exporter:
     def __init__(self, run_dir: Path, settings: Settings, limits: Limits, keep: bool) -> None:
         self._run_dir, self._settings, self._limits = run_dir, settings, limits
         self._keep = keep or not settings.enabled  # what was not sent is not thrown away either
-        self._follower, self._tidy = Follower(run_dir), Tidy(run_dir)
+        self._follower = Follower(run_dir)
         self._collector: Collector | None = None
         self._sent = self._unsent = 0
         self._all_read = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="exporter", daemon=True)
 
-    def follow(self, death_fd: int | None) -> None:
-        """Until the process that holds the other end of `death_fd` is gone; without one, the run is already over."""
+    def export(self, death_fd: int | None = None) -> None:
+        """Follow until the process that holds the other end of `death_fd` is gone; without one, the run is already over. Then
+        read the last words and send what is left, within the flush budget. Where all arrived, the spools go."""
         self._thread.start()
         if death_fd is not None:
             os.read(death_fd, 1)
-
-    def finish(self) -> None:
-        """Read the last words and send what is left, within the flush budget. Where all arrived, the spools go."""
         self._ending.set()
         self._thread.join(self._settings.flush_s)
         arrived = self._all_read and not self._unsent and not self._follower.failures
         if arrived and not self._keep:
-            self._tidy.remove_all()
+            for path in itertools.chain(*spool.segments(self._run_dir).values()):
+                path.unlink(missing_ok=True)
+            remove_if_empty(self._run_dir)
         self._report(arrived)
 
     def _run(self) -> None:
@@ -78,7 +81,7 @@ class Exporter:
 
     def _look(self, final: bool = False) -> None:
         """One poll. Traces are made as they are sent, so that hardly more than a batch is held."""
-        finished, batch, size = self._tidy.finished(), list[Span](), self._settings.batch_spans
+        batch, size = list[Span](), self._settings.batch_spans
         for spans in self._follower.poll(time.monotonic(), final):
             batch += spans
             while len(batch) >= size:
@@ -86,7 +89,7 @@ class Exporter:
                 batch = batch[size:]
         self._send(batch)
         if not self._keep and not self._unsent and not self._follower.failures:
-            self._tidy.after_poll(finished, self._follower.polls, self._follower.oldest)
+            self._follower.tidy()
 
     def _send(self, spans: list[Span]) -> None:
         if not spans or not self._settings.enabled:
@@ -131,9 +134,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.set_threshold(GC_OBJECTS, 20, 20)
-    exporter = Exporter(args.run_dir, settings, limits, args.keep)
-    exporter.follow(args.death_fd)
-    exporter.finish()
+    Exporter(args.run_dir, settings, limits, args.keep).export(args.death_fd)
     return 0
 
 

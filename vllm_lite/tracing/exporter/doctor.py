@@ -124,7 +124,7 @@ def _send(settings: Settings, environ: Mapping[str, str], found: Diagnosis, firs
     if answers == [True]:
         found.look(True, f"it took a span over {settings.protocol}; look for trace {span.trace_id}")
         return
-    late = [] if answers else ["timed out"]
+    late = ["timed out"] if sending.is_alive() else []
     answer = " / ".join(filter(None, (first_line, *collector.errors, *late))) or "no answer"
     remedy = next(
         (to_do for pattern, to_do in REMEDIES.items() if re.search(pattern, answer)), "look at the collector's own log"

@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vllm_lite.tracing import spool
 from vllm_lite.tracing.journey import RequestJourney, StepJourney
 from vllm_lite.tracing.journey.assembler import EARLY, Assembler
 from vllm_lite.tracing.journey.model import UtilityCall
 from vllm_lite.tracing.reader import RunReader
-from vllm_lite.tracing.run_dir import remove_if_empty
 from vllm_lite.tracing.spans import Span, bag_spans, call_spans, life_spans, request_spans, stay_spans, step_spans
 from vllm_lite.tracing.spans.stay import STEP_ENDS
 
@@ -37,6 +35,7 @@ class Follower:
         self.polls = 0  # how often `poll` was called
         self._born: dict[Any, int] = {}  # number of the poll that found it, of what is still here
         self._ended: dict[Any, float] = {}  # when its end was seen
+        self._read: dict[Path, int] = {}  # segments that may go some day, and the poll that had read each to its end
         self._num_phases = 0
         self._phases_due = 0.0
         self._started = False  # the engine has, so no phase that comes is part of one that takes long
@@ -47,6 +46,8 @@ class Follower:
         assembler = self.assembler
         for process, record in self.reader.poll(POLL_BYTES):
             assembler.feed(process, record)
+        self._read |= dict.fromkeys(self.reader.finished, self.polls)
+        self.reader.finished.clear()
         self.reader.look_alive()
         yield from self._life(now, final)
         for span_id, call in list(assembler.calls.items()):
@@ -68,6 +69,13 @@ class Follower:
             assembler.finish()
             yield from (stay_spans(stay) for stay in assembler.strays)
             yield from (bag_spans(bag) for bag in assembler.bags)
+
+    def tidy(self) -> None:
+        """Remove segments that are read, and of which all that began in them is over. What was given out must have arrived."""
+        for path, read in list(self._read.items()):
+            if read < self.oldest:
+                path.unlink(missing_ok=True)
+                del self._read[path]
 
     @property
     def behind(self) -> bool:
@@ -122,32 +130,3 @@ def _step_whole(step: StepJourney) -> bool | None:
         return None
     made = step.update.num_bags if step.update.num_bags >= 0 else len(step.sends)
     return len(step.sends) == made <= len(step.bags)
-
-
-class Tidy:
-    """A segment may go once a later one exists (so nobody writes to it), it was read to its end, and all that began in it is
-    over and has arrived."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self._read: dict[Path, int] = {}  # finished segment -> poll that had read it to its end
-
-    def finished(self) -> list[Path]:
-        """Segments that nobody writes to any more; asked before a poll, so that the poll reads them to their end."""
-        return [path for paths in spool.segments(self._run_dir).values() for path in paths[:-1]]
-
-    def after_poll(self, finished: list[Path], poll: int, oldest: int) -> None:
-        """Remove what may go, once the spans of `poll` have arrived; `oldest` found the oldest thing still open."""
-        for path in finished:
-            self._read.setdefault(path, poll)
-        for path, read in list(self._read.items()):
-            if read < oldest:
-                path.unlink(missing_ok=True)
-                del self._read[path]
-
-    def remove_all(self) -> None:
-        """The run is over and everything arrived."""
-        for paths in spool.segments(self._run_dir).values():
-            for path in paths:
-                path.unlink(missing_ok=True)
-        remove_if_empty(self._run_dir)
