@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.journey.model import Bag, RequestJourney, Run, Spell, Stay, StepJourney
+from vllm_lite.tracing.journey.model import Bag, RequestJourney, Run, Stay, StepJourney
 
 WIRE_IN, WIRE = "wire in", "wire"
 QUEUED, PREFILL, DECODE, ABORT = "queued", "prefill", "decode", "abort"
@@ -73,31 +73,25 @@ def bag_visits(bag: Bag) -> Iterator[Visit]:
 
 
 def stay_visits(stay: Stay) -> Iterator[Visit]:
-    """The wire to the engine core, S4, and its spells there: queued, prefill, decode."""
+    """The wire to the engine core, S4, and each of its spells there: queued until its first step, prefilled until the step that
+    computed the last of its prompt, decoded until its end."""
     wall = stay.process.wall
     if stay.receive is not None:
         if stay.post is not None and stay.request is not None:
             sent = stay.request.process.wall(stay.post.t1)
             yield WIRE_IN, sent, max(sent, wall(stay.receive.t0))
         yield "S4", wall(stay.receive.t0), wall(stay.receive.t1)
+    over = stay.process.t_last if stay.t_end is None else stay.t_end
     for spell in stay.spells:
-        yield from _spell(stay, spell)
-
-
-def _spell(stay: Stay, spell: Spell) -> Iterator[Visit]:
-    """Queued until its first step, prefilled until the step that computed the last of its prompt, decoded until its end."""
-    wall, scheduled = stay.process.wall, spell.t_scheduled
-    end = spell.t_preempted if spell.t_preempted is not None else stay.t_end
-    end = stay.process.t_last if end is None else end
-    if spell.t_queued is not None:
-        yield QUEUED, wall(spell.t_queued), wall(end if scheduled is None else scheduled)
-    if scheduled is None:
-        return
-    prefills = spell.prefills
-    turn = min(end, prefills[-1].step.t_end) if prefills else scheduled
-    yield PREFILL, wall(scheduled), wall(turn)
-    if end > turn:
-        yield DECODE, wall(turn), wall(end)
+        scheduled, prefills = spell.t_scheduled, spell.prefills
+        end = over if spell.t_preempted is None else spell.t_preempted
+        if spell.t_queued is not None:
+            yield QUEUED, wall(spell.t_queued), wall(end if scheduled is None else scheduled)
+        if scheduled is not None:
+            turn = min(end, prefills[-1].step.t_end) if prefills else scheduled
+            yield PREFILL, wall(scheduled), wall(turn)
+            if end > turn:
+                yield DECODE, wall(turn), wall(end)
 
 
 def _never_taken(request: RequestJourney) -> list[int]:
