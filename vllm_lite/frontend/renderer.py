@@ -43,7 +43,7 @@ class Renderer:
     def __init__(self, model_config: ModelConfig, tokenizer: Tokenizer | None) -> None:
         self.model_config = model_config
         self.tokenizer = tokenizer
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
 
     @classmethod
     def from_config(cls, vllm_config: VllmConfig) -> Renderer:
@@ -78,8 +78,6 @@ class Renderer:
         """As `render`, with the tokenizer's work in a thread, so that other requests' letters go on being sorted."""
         if not _needs_tokenizer(prompt):
             return self.render(prompt, tokenization_kwargs)
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         return await asyncio.get_running_loop().run_in_executor(self._pool, self.render, prompt, tokenization_kwargs)
 
     def render_chat(
@@ -115,8 +113,7 @@ class Renderer:
 
     def shutdown(self) -> None:
         """End the threads; prompts that wait for one are given up."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _from_text(self, text: str, add_special_tokens: bool, most: int | None) -> TokensInput:
         ids = self.get_tokenizer().encode(check_text("prompt", text), add_special_tokens)
@@ -147,9 +144,10 @@ class Renderer:
 
 def _tokenization(tokenization_kwargs: Mapping[str, Any] | None) -> tuple[bool, int | None]:
     """Whether to frame a text with bos and eos as the model wants, and how many of its last tokens to keep; None: all."""
-    options = {} if tokenization_kwargs is None else tokenization_kwargs
-    check_mapping("tokenization_kwargs", options)
-    given = {"add_special_tokens": True, **{name: value for name, value in options.items() if value is not None}}
+    if tokenization_kwargs is None:
+        return True, None
+    check_mapping("tokenization_kwargs", tokenization_kwargs)
+    given = {"add_special_tokens": True, **{name: value for name, value in tokenization_kwargs.items() if value is not None}}
     for name in given.keys() - {"add_special_tokens", "truncate_prompt_tokens"}:
         raise refuse("tokenization_kwargs", name, "add_special_tokens or truncate_prompt_tokens")
     check_bool("add_special_tokens", given["add_special_tokens"])
