@@ -220,7 +220,6 @@ def test_the_kv_cache_is_released_only_when_nobody_can_need_it() -> None:
         (lambda core: core.pause_scheduler("abort", 1), "clear_cache must be True or False"),
         (lambda core: core.sleep(3), "level must be an integer"),
         (lambda core: core.sleep(1, "never"), "mode must be one of"),
-        (lambda core: core.reset_prefix_cache(False, True), "reset_connector must be False"),
     ],
 )
 def test_arguments_are_checked_before_anything_happens(call: Any, words: str) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from vllm_lite.config import VllmConfig
-from vllm_lite.config.checks import check_bool, check_choice, check_int, check_text, refuse
+from vllm_lite.config.checks import check_bool, check_choice, check_int, check_text
 from vllm_lite.engine_core.core.stepper import Stepper
 from vllm_lite.engine_core.executor.abstract import SLEEP_TAGS, Executor, FailureCallback
 from vllm_lite.engine_core.request import Request
@@ -122,17 +122,9 @@ class EngineCore(Stepper):
 
     # ---- caches, profiles, weights -------------------------------------------------------------------------------------------
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached blocks; False while running requests hold some, unless they may be computed again."""
-        if reset_connector:
-            raise refuse("reset_connector", True, "False: there is no KV connector")
         return self.scheduler.reset_prefix_cache(reset_running_requests)
-
-    def reset_mm_cache(self) -> None:
-        """Nothing to do: there are no multimodal prompts."""
-
-    def reset_encoder_cache(self) -> None:
-        """Nothing to do: there is no encoder."""
 
     def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -54,8 +54,6 @@ UTILITY_METHODS = frozenset(
         "pause_scheduler",
         "profile",
         "release_kv_cache_memory",
-        "reset_encoder_cache",
-        "reset_mm_cache",
         "reset_prefix_cache",
         "resume_scheduler",
         "set_weight_version",
