@@ -119,7 +119,7 @@ def test_a_run_shows_answers_views_and_where_it_lies(tiny_model_path: Path, tmp_
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     text = done.stdout
-    for part in ("A > one", "B > two", "A = 12 tokens in ", "pids: front end ", "KV cache: ", "trace level 3, run "):
+    for part in ("A > one", "B > two", "A = 12 tokens in ", "pids: front end ", "KV cache: ", "trace level 3, run"):
         assert part in text
     order = [
         text.index(part) for part in ("MAILROOM  ", "REQUESTS  2 requests", "REQUEST A", "REQUEST B", "TOTALS", "LOOK AGAIN")

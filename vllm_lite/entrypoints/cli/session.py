@@ -75,7 +75,7 @@ class Session:
     def settle(self) -> None:
         """Wait until the engine core has heard every abort and ended the step it was in: a round trip through its threads."""
         with contextlib.suppress(EngineDeadError):
-            self._runner.run(self.engine.collective_rpc("check_health"))
+            self._runner.run(self.engine.is_paused())
 
     @property
     def exit_code(self) -> int:
