@@ -16,7 +16,7 @@ from vllm_lite.console.passage import STOPS, Chart, Stop, slots
 from vllm_lite.console.theme import DIM, PROCESS_STYLES, Screen, View, request_name, request_style
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import LATE, Bag, Letter, Run, StepJourney
-from vllm_lite.tracing.journey.times import WIRE
+from vllm_lite.tracing.journey.times import WIRE, step_visits
 
 LETTERS = 16  # shown before the rest is counted
 LABEL = 22
@@ -57,13 +57,9 @@ class BagView(View):
         letters, style = self.bag.letters, PROCESS_STYLES["frontend"]
         for place, letter in enumerate(letters[:LETTERS]):
             code, station = ("   ", " " * 10) if place else ("S9 ", "mailbox   ")
-            line = Text.assemble((code, f"bold {style}"), (station, style))
             number = self.numbers.get(id(letter.request))
-            if number is None:
-                line.append("? ")
-            else:
-                line.append(f"{request_name(number)} ", f"bold {request_style(number)}")
-            yield line.append(_fate(letter, place))
+            name = ("? ", "") if number is None else (f"{request_name(number)} ", f"bold {request_style(number)}")
+            yield Text.assemble((code, f"bold {style}"), (station, style), name, _fate(letter, place))
         if len(letters) > LETTERS:
             yield Text(f"   {screen.glyphs.gap} {count(len(letters) - LETTERS, 'letter')} more", DIM)
         if not letters:
@@ -91,16 +87,14 @@ def _stretches(bag: Bag) -> Iterator[Stretch]:
 
 
 def _in_the_core(step: StepJourney) -> Iterator[Stretch]:
-    wall = step.process.wall
-    yield STOPS["S5"], wall(step.schedule.t0), wall(step.schedule.t1)
-    if step.execute is not None:
-        yield STOPS["S6"], wall(step.execute.t0), wall(step.execute.t1)
+    for stop, t0, t1 in step_visits(step):
+        yield STOPS[stop], t0, t1
     for process, work in step.works[:1]:
-        t0, t1, t2, t3 = map(process.wall, (work.t0, work.t1, work.t2, work.t3))
-        yield Stop("", "prepare", "worker"), t0, t1
-        yield Stop("", "forward", "worker"), t1, t2
-        yield Stop("", "sample", "worker"), t2, t3
+        times = [process.wall(t) for t in (work.t0, work.t1, work.t2, work.t3)]
+        for name, t0, t1 in zip(("prepare", "forward", "sample"), times, times[1:], strict=False):
+            yield Stop("", name, "worker"), t0, t1
     if step.update is not None:
+        wall = step.process.wall
         yield Stop("S7", "bag: update", "engine-core"), wall(step.update.t0), wall(step.update.t1)
 
 

@@ -17,19 +17,15 @@ from vllm_lite.console.theme import DIM, PROCESS_STYLES, STRONG, Screen, View
 from vllm_lite.tracing.stations import STATIONS
 
 WAY = 16  # cells between the two columns
-SHORT = {
-    "S1": "a request arrives",
-    "S2": "prompt to token ids",
-    "S3": "encoded and sent",
-    "S4": "decoded, queued",
-    "S5": "tokens, KV blocks",
-    "S6": "forward, in worker",
-    "S7": "packed and sent",
-    "S8": "opened, made text",
-    "S9": "put, stapled, taken",
-}
-# Left: the front end, read down for the way in and up for the way out; right: the engine core, the worker within.
-MAP = (("S1", "", ""), ("S2", "", "S4"), ("S3", "requests", "S5"), ("", "", "S6"), ("S9", "", ""), ("S8", "bags", "S7"))
+# Left: the front end, read down for the way in and up for the way out; then what travels; right: the engine core.
+MAP = (
+    ("S1", "a request arrives", "", "", ""),
+    ("S2", "prompt to token ids", "", "S4", "decoded, queued"),
+    ("S3", "encoded and sent", "requests", "S5", "tokens, KV blocks"),
+    ("", "", "", "S6", "forward, in worker"),
+    ("S9", "put, stapled, taken", "", "", ""),
+    ("S8", "opened, made text", "bags", "S7", "packed and sent"),
+)
 WORDS = {
     "bag": "what one engine step made: a letter for each request in it",
     "clerk": "the output handler; sorts a bag's letters into mailboxes",
@@ -98,15 +94,16 @@ class Banner(View):
             "requests": f" {' requests '.center(room, glyphs.rule)}{glyphs.right} ",
             "bags": f" {glyphs.left}{' bags '.center(room, glyphs.rule)} ",
         }
-        for left, parcel, right in MAP:
-            yield _stop(left, half).append(ways[parcel], PROCESS_STYLES["wire"]).append_text(_stop(right, half))
+        for left, in_front, parcel, right, behind in MAP:
+            line = _stop(left, in_front, half).append(ways[parcel], PROCESS_STYLES["wire"])
+            yield line.append_text(_stop(right, behind, half))
 
 
-def _stop(code: str, width: int) -> Text:
+def _stop(code: str, short: str, width: int) -> Text:
     line = Text()
     if code:
         style = PROCESS_STYLES[STATIONS[code].process]
-        line.append(f"{code} ", f"bold {style}").append(f"{STATIONS[code].name} ".ljust(9), style).append(SHORT[code], DIM)
+        line.append(f"{code} ", f"bold {style}").append(f"{STATIONS[code].name} ".ljust(9), style).append(short, DIM)
     line.truncate(width)
     return line.append(" " * (width - line.cell_len))
 

@@ -160,21 +160,18 @@ def _clean(text: str) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
-def _play(console: Console) -> None:
+if __name__ == "__main__":
+    from vllm_lite.console.theme import new_console
+
     words = ("the clerk ", "sorts each bag ", "of letters ", "into the mailboxes ", "of those who wait ")
-    with LiveAnswers(console, total=2) as screen:
+    terminal = new_console()
+    with LiveAnswers(terminal, total=2) as screen:
         screen.begin(0, "What does the clerk do?")
         screen.begin(1, "And when a caller reads slowly?")
         for i in range(36):
             screen.letter(0, words[i % len(words)], 1)
             if i % 3 == 0:
                 screen.letter(1, "they are stapled, ", 3)
-            time.sleep(0.03 if console.is_terminal else 0)
+            time.sleep(0.03 if terminal.is_terminal else 0)
         screen.end(0, "length")
         screen.end(1, "stop")
-
-
-if __name__ == "__main__":
-    from vllm_lite.console.theme import new_console
-
-    _play(new_console())

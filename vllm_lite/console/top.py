@@ -28,9 +28,8 @@ class Top:
     """Draws frame after frame; a request keeps its letter from one to the next."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self._run, self._now = name, Run(Path()), 0
         self._numbers: dict[str, int] = {}
-        self._run, self._now = Run(Path()), 0
 
     def look(self, run: Run, now: int) -> None:
         """The run as it is at `now`, monotonic nanoseconds."""
@@ -44,11 +43,10 @@ class Top:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """One frame, as high as the screen at most."""
-        screen, run = Screen.of(console, options), self._run
+        screen = Screen.of(console, options)
         yield screen.title("top", self.name)
-        yield screen.fit(self._busy(run))
-        numbers = [self._numbers[request.accept.span_id] for request in run.requests]
-        view = Mailroom(run, None, numbers)
+        yield screen.fit(self._busy(self._run))
+        view = Mailroom(self._run, None, [self._numbers[request.accept.span_id] for request in self._run.requests])
         view.rows = view.rows[-max(LEAST, options.size.height - AROUND) :]
         yield view
 
