@@ -6,11 +6,12 @@ Mirrors: vllm/v1/engine/output_processor.py (do_tracing), of which it makes one 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.context import parse_traceparent
 from vllm_lite.tracing.journey import Letter, RequestJourney
-from vllm_lite.tracing.process import Process
-from vllm_lite.tracing.spans.model import INCOMPLETE, REQUEST_ID, STEP_INDEX, Attributes, Event, Kind, Span, known, messaging
+from vllm_lite.tracing.spans.model import REQUEST_ID, STEP_INDEX, Attributes, Event, Kind, Span, known, messaging
 from vllm_lite.tracing.spans.stay import queue_time_ns, stay_spans
 
 _UNMEASURED = ("rejected", "invalid")  # outcomes of requests that used nothing
@@ -20,32 +21,28 @@ def request_spans(request: RequestJourney) -> list[Span]:
     """All spans of the request's trace, the root first."""
     root = _root(request)
     children = [*_tokenise(request, root), *_posts(request, root), *_mailbox(request, root), *_aborts(request, root)]
-    root.end = max([root.end, *(span.end for span in children if span.parent_span_id == root.span_id)])
+    root.hold(children)
     stays = [span for stay in request.stays for span in stay_spans(stay)]
     return [root, *children, *stays, *_abort_receipts(request, root)]
 
 
 def _root(request: RequestJourney) -> Span:
     accept, close, process = request.accept, request.close, request.process
-    ids, end = (accept.trace_id, accept.span_id, accept.parent_span_id), close.t if close else max(process.t_last, accept.t)
-    name, times = f"{accept.operation} {accept.model}", (process.wall(accept.t), process.wall(end))
-    span = Span(process, *ids, name, Kind.SERVER, *times, _asked(request), _token_events(request))
-    span.tracestate, span.remote_parent = accept.tracestate, accept.parent_span_id is not None
+    t = accept.t, close.t if close else max(process.t_last, accept.t)
+    span = Span.recorded(process, accept, f"{accept.operation} {accept.model}", Kind.SERVER, t)
+    span.attributes, span.events, span.tracestate = _asked(request), _token_events(request), accept.tracestate
     span.dropped_events = request.letters.skipped
-    if close is not None:
-        span.attributes |= _answered(request, close)
-        if close.outcome != "finished":
-            span.fail(close.error_type or close.outcome, close.error_message or close.outcome)
-    else:
-        span.attributes[INCOMPLETE] = True
-        if process.died:
-            span.fail("frontend_dead", "the front end died before the request ended")
+    if close is None:
+        span.leave_open("the front end died before the request ended")
+        return span
+    span.attributes |= _answered(request, close)
+    if close.outcome != "finished":
+        span.fail(close.error_type or close.outcome, close.error_message or close.outcome)
     return span
 
 
 def _asked(request: RequestJourney) -> Attributes:
-    accept = request.accept
-    internal_ids = request.internal_ids
+    accept, internal_ids = request.accept, request.internal_ids
     return known(
         {
             "gen_ai.operation.name": accept.operation,
@@ -59,8 +56,7 @@ def _asked(request: RequestJourney) -> Attributes:
 
 
 def _answered(request: RequestJourney, close: rec.Close) -> Attributes:
-    measured = close.outcome not in _UNMEASURED
-    first = close.t_first_token
+    measured, first = close.outcome not in _UNMEASURED, close.t_first_token
     waited = [queue_time_ns(stay) for stay in request.stays]
     return known(
         {
@@ -90,10 +86,9 @@ def _token_events(request: RequestJourney) -> list[Event]:
     for place, letter in enumerate(letters):
         if place == request.letters.places.gap:
             index = request.num_tokens - sum(other.tokens for other in letters[place:])
-        step, merged = letter.bag.step, letter.fate == rec.STAPLED
-        attributes: Attributes = {"index": index, "n": letter.tokens, "merged": merged}
-        if step is not None:
-            attributes[STEP_INDEX] = step.index
+        attributes: Attributes = {"index": index, "n": letter.tokens, "merged": letter.fate == rec.STAPLED}
+        if letter.bag.step is not None:
+            attributes[STEP_INDEX] = letter.bag.step.index
         events.append(Event("gen_ai.token.generated", _put_time(letter), attributes))
         index += letter.tokens
     return events
@@ -105,26 +100,23 @@ def _put_time(letter: Letter) -> int:
     return letter.bag.process.wall(sort.slices[letter.slice][1] if sort.slices else sort.t_done)
 
 
-def _tokenise(request: RequestJourney, root: Span) -> list[Span]:
-    spans = []
+def _tokenise(request: RequestJourney, root: Span) -> Iterator[Span]:
     for number, record in enumerate(request.tokenised):
         attributes: Attributes = {
             "code.function.name": "vllm_lite.frontend.input_processor.InputProcessor.process_inputs",
             "gen_ai.usage.input_tokens": record.num_prompt_tokens,
         }
-        name, times = "input_processor.process_inputs", (record.t0, record.t1)
-        spans.append(root.child(name, Kind.INTERNAL, times, attributes, number=number))
-    return spans
+        name, t = "input_processor.process_inputs", (record.t0, record.t1)
+        yield root.child(name, Kind.INTERNAL, t, attributes, number=number)
 
 
-def _posts(request: RequestJourney, root: Span) -> list[Span]:
+def _posts(request: RequestJourney, root: Span) -> Iterator[Span]:
     """The send spans, each below its own `sample` span where the request asked for several answers."""
-    spans = []
     for post in request.posts:
         parent = root
         if request.has_samples:
             parent = _sample(request, post, root)
-            spans.append(parent)
+            yield parent
         attributes: Attributes = {
             **messaging("send", "send", "engine_core.inputs"),
             "messaging.message.id": post.internal_id,
@@ -134,8 +126,7 @@ def _posts(request: RequestJourney, root: Span) -> list[Span]:
         if post.choice:
             attributes |= {"vllm_lite.engine_choice": post.choice, "vllm_lite.engine_scores": list(post.scores)}
         t = post.t0, post.t1
-        spans.append(parent.child("send engine_core.inputs", Kind.PRODUCER, t, attributes, span_id=post.span_id))
-    return spans
+        yield parent.child("send engine_core.inputs", Kind.PRODUCER, t, attributes, span_id=post.span_id)
 
 
 def _sample(request: RequestJourney, post: rec.Post, root: Span) -> Span:
@@ -175,38 +166,33 @@ def _mailbox(request: RequestJourney, root: Span) -> list[Span]:
     return [span]
 
 
-def _aborts(request: RequestJourney, root: Span) -> list[Span]:
-    spans = []
+def _aborts(request: RequestJourney, root: Span) -> Iterator[Span]:
     for abort in request.aborts:
         attributes: Attributes = {
             **messaging("abort", "send", "engine_core.inputs"),
             "messaging.batch.message_count": len(abort.internal_ids),
             "vllm_lite.abort.reason": abort.reason,
         }
-        spans.append(root.child("abort engine_core", Kind.PRODUCER, (abort.t, abort.t), attributes, span_id=abort.span_id))
-    return spans
+        yield root.child("abort engine_core", Kind.PRODUCER, (abort.t, abort.t), attributes, span_id=abort.span_id)
 
 
-def _abort_receipts(request: RequestJourney, root: Span) -> list[Span]:
-    """The engine core's side of each abort, once each."""
+def _abort_receipts(request: RequestJourney, root: Span) -> Iterator[Span]:
+    """The engine core's side of each abort, once each: from the message to the request's leave."""
     seen = {id(receipt): (process, receipt) for process, receipt in request.abort_receipts}
-    return [_abort_receipt(request, root, process, receipt) for process, receipt in seen.values()]
-
-
-def _abort_receipt(request: RequestJourney, root: Span, process: Process, receipt: rec.ReceiveAbort) -> Span:
-    """From the message to the request's leave, with what had been made too much."""
-    ids = set(request.internal_ids).intersection(receipt.internal_ids)
-    senders = [parse_traceparent(receipt.headers.get(internal_id)) for internal_id in sorted(ids)]
-    own = [abort.span_id for abort in request.aborts if ids.intersection(abort.internal_ids)]
-    leaves = [stay.leave for stay in request.stays if stay.leave and stay.receive and stay.receive.internal_id in ids]
-    attributes: Attributes = {
-        **messaging("process", "process", "engine_core.inputs"),
-        "messaging.batch.message_count": len(ids),
-        "vllm_lite.abort.reason": receipt.reason,
-        "vllm_lite.late_outputs": len(request.late),
-        "vllm_lite.status": [leave.status for leave in leaves],
-    }
-    t = receipt.t, max([receipt.t, *(leave.t for leave in leaves)])
-    span = root.child("process engine_core.abort", Kind.CONSUMER, t, attributes, process=process, number=receipt.t)
-    span.parent_span_id = next((sender.span_id for sender in senders if sender), own[0] if own else root.span_id)
-    return span
+    for process, receipt in seen.values():
+        ids = set(request.internal_ids).intersection(receipt.internal_ids)
+        leaves = [stay.leave for stay in request.stays if stay.leave and stay.receive and stay.receive.internal_id in ids]
+        attributes: Attributes = {
+            **messaging("process", "process", "engine_core.inputs"),
+            "messaging.batch.message_count": len(ids),
+            "vllm_lite.abort.reason": receipt.reason,
+            "vllm_lite.late_outputs": len(request.late),
+            "vllm_lite.status": [leave.status for leave in leaves],
+        }
+        t = receipt.t, max([receipt.t, *(leave.t for leave in leaves)])
+        span = root.child("process engine_core.abort", Kind.CONSUMER, t, attributes, process=process, number=receipt.t)
+        senders = [parse_traceparent(receipt.headers.get(internal_id)) for internal_id in sorted(ids)]
+        above = [sender.span_id for sender in senders if sender]
+        above += [abort.span_id for abort in request.aborts if ids.intersection(abort.internal_ids)]
+        span.parent_span_id = above[0] if above else root.span_id
+        yield span
