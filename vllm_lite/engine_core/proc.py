@@ -54,18 +54,14 @@ class Watch(threading.Thread):
         signal.set_wakeup_fd(wakeup)
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._core: EngineCoreProc | None = None
-
-    def running(self, core: EngineCoreProc) -> None:
-        """From now on `core` is asked to end."""
-        self._core = core
+        self.core: EngineCoreProc | None = None  # who is asked to end, once it runs
 
     def run(self) -> None:
         """Wait, and see to the end. A daemon: an end of another kind does not wait for this."""
         readable, _, _ = select.select([self._signals, self._death_fd], [], [])
-        if self._core is None:
+        if self.core is None:
             os._exit(1 if self._death_fd in readable else 128 + signal.SIGTERM)  # the main thread may be anywhere
-        self._core.request_shutdown()
+        self.core.request_shutdown()
         if self._death_fd not in readable:
             select.select([self._death_fd], [], [])
         time.sleep(ORPHAN_GRACE_S)
@@ -91,10 +87,17 @@ def main(argv: list[str] | None = None) -> int:
     core = start(args.handshake, args.engine_index)
     if core is None:
         return 1
-    watch.running(core)
+    watch.core = core
     gc.freeze()
     gc.enable()
-    return run(core)
+    try:
+        core.run_busy_loop()
+    except Exception as error:
+        logger.exception("the engine core failed")
+        core.shutdown(error)  # every front end is told that the engine is dead
+        return 1
+    core.shutdown()
+    return 0
 
 
 def start(handshake_address: str, engine_index: int) -> EngineCoreProc | None:
@@ -123,19 +126,6 @@ def start(handshake_address: str, engine_index: int) -> EngineCoreProc | None:
         return None
     finally:
         handshake.close()
-
-
-def run(core: EngineCoreProc) -> int:
-    """Serve until the end; a failure is logged and every front end is told that the engine is dead."""
-    error: Exception | None = None
-    try:
-        core.run_busy_loop()
-    except Exception as failure:
-        logger.exception("the engine core failed")
-        error = failure
-    finally:
-        core.shutdown(error)
-    return int(error is not None)
 
 
 if __name__ == "__main__":

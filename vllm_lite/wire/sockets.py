@@ -7,6 +7,7 @@ Mirrors: vllm/utils/network_utils.py
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -42,21 +43,11 @@ def ipc_folder() -> Path:
 
 
 def _answers(folder: Path) -> bool:
-    """Whether somebody listens on one of its sockets: the maker may be alive in another process namespace. True as well where
-    that cannot be found out."""
-    try:
-        paths = [str(path) for path in folder.iterdir() if path.is_socket()]
-    except OSError:
-        return True
-    for path in paths:
+    """Whether somebody listens on one of its sockets: the maker may be alive in another process namespace."""
+    for path in folder.glob("*"):
         with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(path)
-            except ConnectionRefusedError:
-                continue
-            except OSError:
-                pass
-            return True
+            if path.is_socket() and probe.connect_ex(str(path)) != errno.ECONNREFUSED:
+                return True
     return False
 
 

@@ -29,10 +29,7 @@ class EngineCore(Stepper):
     """Steps, and all else that an engine core can be told to do. While paused, requests are still taken in; they wait."""
 
     def __init__(
-        self,
-        vllm_config: VllmConfig,
-        executor_class: type[Executor],
-        executor_fail_callback: FailureCallback | None = None,
+        self, vllm_config: VllmConfig, executor_class: type[Executor], executor_fail_callback: FailureCallback | None = None
     ) -> None:
         super().__init__(vllm_config, executor_class, executor_fail_callback)
         self._idle_actions: deque[tuple[Future[None], Callable[[], None]]] = deque()

@@ -64,10 +64,7 @@ class Stepper:
     engine_index = 0
 
     def __init__(
-        self,
-        vllm_config: VllmConfig,
-        executor_class: type[Executor],
-        executor_fail_callback: FailureCallback | None = None,
+        self, vllm_config: VllmConfig, executor_class: type[Executor], executor_fail_callback: FailureCallback | None = None
     ) -> None:
         self.vllm_config = vllm_config
         self.weight_version: str | None = None  # until somebody names the weights
