@@ -43,50 +43,39 @@ class Act(NamedTuple):
     name: str
     caption: str
     asks: tuple[Ask, ...]
-    pictures: tuple[Picture, ...]
+    pictures: tuple[str, ...]  # of PICTURES
 
 
-def _mailroom(run: Run, first: int) -> RenderableType:
-    return Mailroom(run, numbers=range(first, first + len(run.requests)), texts=read_texts(run.path))
-
-
-def _waterfall(run: Run, first: int) -> RenderableType:
-    return Waterfall(run.requests[0], first)
-
-
-def _overview(run: Run, first: int) -> RenderableType:
-    return Overview(run, first=first)
-
-
-def _bag(run: Run, first: int) -> RenderableType:
-    """The middle one under the glass."""
-    return BagView(run, run.bags[len(run.bags) // 2].sort.bag, first)
-
-
+PICTURES: dict[str, Picture] = {
+    "mailroom": lambda run, first: Mailroom(run, numbers=range(first, first + len(run.requests)), texts=read_texts(run.path)),
+    "waterfall": lambda run, first: Waterfall(run.requests[0], first),
+    "overview": lambda run, first: Overview(run, first=first),
+    "middle bag": lambda run, first: BagView(run, run.bags[len(run.bags) // 2].sort.bag, first),
+}
 ACTS = (
     Act(
         "an ordinary answer",
         "Each step of the engine fills one bag; the clerk puts its letter into A's mailbox, and A takes it at once.",
         (Ask("What is the capital of France?", 16),),
-        (_mailroom, _waterfall, _bag),
+        ("mailroom", "waterfall", "middle bag"),
     ),
     Act(
         "a stop string",
         "Only the clerk sees text. It finds the stop string and tells the engine core, which may have made one letter more.",
         (Ask("List the days of the week.", 48, stop="Wednesday"),),
-        (_mailroom,),
+        ("mailroom",),
     ),
     Act(
         "a slow reader",
         "C takes a letter, then looks away. Letters that come meanwhile are stapled to the one in its mailbox: +1, +2, ...",
         (Ask("Why is the sky blue?", 24, steps_away=6),),
-        (_mailroom, _waterfall),
+        ("mailroom", "waterfall"),
     ),
     Act(
         "two long answers at once",
         "Once both prompts are computed, one step makes a token for each, and one bag carries both letters.",
         (Ask("What does a postman do?", 64), Ask("Who was Albert Einstein?", 64)),
-        (_mailroom, _overview),
+        ("mailroom", "overview"),
     ),
 )
 
@@ -109,7 +98,7 @@ def play_demo(console: Console, engine_args: AsyncEngineArgs) -> int:
                 break
             for picture in act.pictures:
                 console.print(Text())
-                console.print(picture(views.part(run, {call.request_id for call in calls}), first))
+                console.print(PICTURES[picture](views.part(run, {call.request_id for call in calls}), first))
             first += len(calls)
             step_s = median([step.t_end - step.schedule.t0 for step in run.steps] or [0]) / 1e9
     if (run := session.recorded()) is not None:

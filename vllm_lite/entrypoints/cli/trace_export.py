@@ -88,7 +88,7 @@ def export(args: argparse.Namespace) -> int:
     if not (targets or args.otlp_traces_endpoint):
         raise VLLMValidationError("give one of --html, --svg, --jaeger, --perfetto, --otlp or --otlp-traces-endpoint")
     path, console = Path(args.dir), new_console()
-    source = views.open_run(args.dir) if path.is_dir() else path
+    source = views.open_run(args.dir) if path.is_dir() else path.resolve(strict=True)
     _check_targets(targets)
     files = {name: path for name, path in targets.items() if name in FORMATS}
     try:
