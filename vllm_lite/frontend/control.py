@@ -16,13 +16,12 @@ from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.core_client import EngineCoreClient
 from vllm_lite.frontend.output_processor import OutputProcessor
 from vllm_lite.frontend.parts import EngineParts
-from vllm_lite.frontend.protocol import EngineClient, PauseMode, WakeUpTag
+from vllm_lite.frontend.protocol import EngineClient, PauseMode, WakeUpTag, not_served
 from vllm_lite.frontend.stamps import Stamps
 from vllm_lite.frontend.tokenizer import Tokenizer
 from vllm_lite.metrics.loggers import StatLoggerManager
 
 HEALTH_SECONDS = 5.0
-NO_LORA = "LoRA adapters are not served"
 
 
 class EngineControl(EngineClient):
@@ -186,19 +185,9 @@ class EngineControl(EngineClient):
         raise NotImplementedError("KV caches are not transferred between engines")
 
     async def add_lora(self, lora_request: object) -> bool:
-        raise NotImplementedError(NO_LORA)
+        raise NotImplementedError("LoRA adapters are not served")
 
-    async def remove_lora(self, lora_id: int) -> bool:
-        """Not served."""
-        raise NotImplementedError(NO_LORA)
-
-    async def list_loras(self) -> set[int]:
-        """Not served."""
-        raise NotImplementedError(NO_LORA)
-
-    async def pin_lora(self, lora_id: int) -> bool:
-        """Not served."""
-        raise NotImplementedError(NO_LORA)
+    remove_lora = list_loras = pin_lora = not_served("LoRA adapters are not served")
 
 
 def rpc_arguments(method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> tuple[Any, ...]:

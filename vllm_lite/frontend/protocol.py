@@ -7,7 +7,7 @@ Mirrors: vllm/engine/protocol.py
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack
 
@@ -42,6 +42,15 @@ class CallOptions(RequestOptions, total=False):
     prompt_text: str | None  # what outputs show as the prompt
     tokenization_kwargs: Mapping[str, Any] | None  # add_special_tokens, truncate_prompt_tokens
     trace_headers: Mapping[str, str] | None  # traceparent and its like, as they came over HTTP
+
+
+def not_served(why: str) -> Callable[..., Awaitable[Any]]:
+    """A method that takes any arguments and raises NotImplementedError with these words."""
+
+    async def method(*_: object, **__: object) -> Any:
+        raise NotImplementedError(why)
+
+    return method
 
 
 class EngineClient(ABC):
@@ -157,9 +166,7 @@ class EngineClient(ABC):
         """What the model can be asked for: "generate", "embed"."""
         raise NotImplementedError("this client does not say which tasks it supports")
 
-    async def get_status(self) -> dict[str, Any]:
-        """The state of each engine core."""
-        raise NotImplementedError("engine cores have no status beyond check_health() here")
+    get_status = not_served("engine cores have no status beyond check_health() here")
 
     # ---- caches, memory, pauses --------------------------------------------------------------------------------------------
 
@@ -223,34 +230,6 @@ class EngineClient(ABC):
     async def add_lora(self, lora_request: object) -> bool:
         """Load an adapter."""
 
-    async def compute_weight_checksums(self) -> dict[str, str]:
-        """A checksum of each weight."""
-        raise NotImplementedError("weights cannot be checked from here")
-
-    async def init_weight_transfer_engine(self, init_request: object) -> None:
-        """Prepare for weights sent by a trainer."""
-        raise NotImplementedError("weights cannot be sent to a running engine")
-
-    async def shutdown_weight_transfer_engine(self) -> None:
-        """End the transfer of weights."""
-        raise NotImplementedError("weights cannot be sent to a running engine")
-
-    async def start_weight_update(self) -> None:
-        """Begin to replace the weights."""
-        raise NotImplementedError("weights cannot be sent to a running engine")
-
-    async def start_draft_weight_update(self) -> None:
-        """Begin to replace a draft model's weights."""
-        raise NotImplementedError("there is no draft model: speculative decoding is not served")
-
-    async def update_weights(self, request: object) -> None:
-        """Take new weights."""
-        raise NotImplementedError("weights cannot be sent to a running engine")
-
-    async def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Let the new weights take effect."""
-        raise NotImplementedError("weights cannot be sent to a running engine; update_weight_version() names those in use")
-
     async def update_weight_version(self, new_version: str) -> None:
         """Name the weights in use from now on: outputs then say which tokens were made with which."""
         raise NotImplementedError("this client's weights have no version")
@@ -259,13 +238,15 @@ class EngineClient(ABC):
         """The name of the weights in use, "default" at first. RuntimeError where engine cores disagree."""
         raise NotImplementedError("this client's weights have no version")
 
-    async def scale_elastic_ep(self, new_data_parallel_size: int, drain_timeout: int = 300) -> None:
-        """Change the number of engine cores."""
-        raise NotImplementedError("the number of engine cores is fixed when the engine is built")
-
-    async def handle_fault(self, fault_tolerance_request: object) -> bool:
-        """Recover from a fault that was reported."""
-        raise NotImplementedError("a faulty engine core ends; build a new engine")
+    compute_weight_checksums = not_served("weights cannot be checked from here")
+    init_weight_transfer_engine = not_served("weights cannot be sent to a running engine")
+    shutdown_weight_transfer_engine = not_served("weights cannot be sent to a running engine")
+    start_weight_update = not_served("weights cannot be sent to a running engine")
+    start_draft_weight_update = not_served("there is no draft model: speculative decoding is not served")
+    update_weights = not_served("weights cannot be sent to a running engine")
+    finish_weight_update = not_served("weights cannot be sent to a running engine; update_weight_version() names those in use")
+    scale_elastic_ep = not_served("the number of engine cores is fixed when the engine is built")
+    handle_fault = not_served("a faulty engine core ends; build a new engine")
 
     @abstractmethod
     def shutdown(self, timeout: float | None = None) -> None:
