@@ -205,6 +205,7 @@ async def test_the_kv_cache_of_a_paused_engine_can_be_released(llm: AsyncLLM) ->
         (lambda llm: llm.start_profile(max_iterations="1"), "max_iterations"),
         (lambda llm: llm.start_profile(5), "profile_prefix"),
         (lambda llm: llm.update_weight_version(2), "new_version"),
+        (lambda llm: llm.update_weight_version(""), "new_version"),
         (lambda llm: llm.wake_up("weights"), "tags"),
         (lambda llm: llm.wake_up(["coffee"]), "tags"),
         (lambda llm: llm.reset_prefix_cache(1), "reset_running_requests"),

@@ -136,7 +136,9 @@ class EngineControl(EngineClient):
         return [result for answer in answers for result in answer]
 
     async def update_weight_version(self, new_version: str) -> None:
-        await self.engine_core.call_utility_all_async("set_weight_version", check_text("new_version", new_version))
+        if not check_text("new_version", new_version):
+            raise refuse("new_version", new_version, "a name, so not empty")
+        await self.engine_core.call_utility_all_async("set_weight_version", new_version)
 
     async def get_weight_version(self) -> str:
         return str(await self.engine_core.call_utility_consensus_async("get_weight_version"))
