@@ -61,10 +61,11 @@ def test_the_letter_that_tells_of_an_abort_lay_in_no_bag() -> None:
     run = make.run(
         (front, make.accept()),
         (front, make.sort(0, 10, [(1, 1, "p")])),
-        (front, rec.Takes([1], [17], [1], [2])),
+        (front, rec.Takes([1], [17])),
         (front, make.abort(t=30)),
-        (front, rec.Takes([1], [930], [0], [900])),
+        (front, rec.Farewell(1, 30, "p")),
+        (front, rec.Takes([1], [930])),
         (front, make.close(t=940)),
     )
     (row,) = [row for row in Ledger(run).rows if isinstance(row, Row)]
-    assert longest_waits(run, [row]) == {id(row): 2}
+    assert longest_waits(run, [row]) == {id(row): 3}

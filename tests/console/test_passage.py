@@ -26,7 +26,7 @@ def test_a_mailbox_holds_a_letter_and_what_is_stapled_to_it() -> None:
 
 def test_a_letter_that_was_never_taken_has_no_end() -> None:
     request = short_story().requests[0]
-    del request.takes.sources[2:], request.takes.places[2:]
+    del request.t_takes[2:]
     assert isinstance(slots(request)[2], Slot)
     assert [slot.t_take is None for slot in slots(request)] == [False, False] + [True] * 7
 

@@ -15,6 +15,7 @@ from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.stamps import Stamps
 from vllm_lite.outputs import STREAM_FINISHED, CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from vllm_lite.tracing.journey.load import load_run
+from vllm_lite.tracing.journey.model import RequestJourney
 from vllm_lite.tracing.records import KEPT_BACK, PUT, STAPLED
 from vllm_lite.tracing.request_trace import RequestTrace
 from vllm_lite.tracing.run_dir import create_run_dir
@@ -130,8 +131,14 @@ def traced(stamps: Stamps) -> tuple[RequestOutputCollector, RequestTrace]:
     return RequestOutputCollector(DELTA, "r-1", trace, stamps), trace
 
 
-def counts(trace: RequestTrace) -> tuple[int, int, int, int]:
-    return trace.puts, trace.staples, trace.takes, trace.left
+def the_request(tmp_path: Path) -> RequestJourney:
+    (run_dir,) = (tmp_path / "state" / "vllm-lite" / "runs").iterdir()
+    (request,) = load_run(run_dir).requests
+    return request
+
+
+def counts(collector: RequestOutputCollector) -> tuple[int, int, int, int]:
+    return collector.puts, collector.staples, collector.takes, collector.left
 
 
 def test_puts_staples_and_takes_are_counted(stamps: Stamps) -> None:
@@ -142,7 +149,7 @@ def test_puts_staples_and_takes_are_counted(stamps: Stamps) -> None:
     collector.put(letter("d", finished=True))
     assert not trace.closed
     collector.get_nowait()
-    assert (counts(trace), trace.closed) == ((4, 2, 2, 0), True)
+    assert (counts(collector), trace.closed) == ((4, 2, 2, 0), True)
 
 
 def test_what_an_error_replaces_is_left(stamps: Stamps) -> None:
@@ -151,7 +158,7 @@ def test_what_an_error_replaces_is_left(stamps: Stamps) -> None:
     collector.put(RuntimeError("broken"))
     with pytest.raises(RuntimeError, match="broken"):
         collector.get_nowait()
-    assert (counts(trace), trace.closed) == ((1, 0, 0, 1), True)
+    assert (counts(collector), trace.closed) == ((1, 0, 0, 1), True)
 
 
 def test_what_nobody_takes_is_left(stamps: Stamps) -> None:
@@ -159,21 +166,25 @@ def test_what_nobody_takes_is_left(stamps: Stamps) -> None:
     collector.put(letter("a"))
     collector.put(letter("b", finished=True))
     collector.close()
-    assert (counts(trace), trace.closed) == ((2, 1, 0, 1), True)
+    assert (counts(collector), trace.closed) == ((2, 1, 0, 1), True)
 
 
-def test_a_collector_that_is_forgotten_closes_its_request(stamps: Stamps) -> None:
+def test_a_collector_that_is_forgotten_closes_its_request(stamps: Stamps, tmp_path: Path) -> None:
     collector, trace = traced(stamps)
     collector.put(letter("a"))
     del collector
-    assert (counts(trace), trace.closed) == ((1, 0, 0, 1), True)
+    assert trace.closed
+    stamps.shutdown()
+    close = the_request(tmp_path).close
+    assert close is not None
+    assert (close.puts, close.staples, close.takes, close.left) == (1, 0, 0, 1)
 
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["put", "take", "error"]), max_size=30))
 def test_puts_equal_takes_staples_and_left(tmp_path_factory: pytest.TempPathFactory, actions: list[str]) -> None:
     stamps = Stamps(create_run_dir(2, str(tmp_path_factory.mktemp("runs") / "run")), "model")
-    collector, trace = traced(stamps)
+    collector, _ = traced(stamps)
     for action in actions:
         if action == "put":
             collector.put(letter("x"))
@@ -186,11 +197,11 @@ def test_puts_equal_takes_staples_and_left(tmp_path_factory: pytest.TempPathFact
                 break
     collector.close()
     stamps.shutdown()
-    assert trace.puts == trace.takes + trace.staples + trace.left
-    assert trace.left <= 1 + actions.count("error")
+    assert collector.puts == collector.takes + collector.staples + collector.left
+    assert collector.left <= 1 + actions.count("error")
 
 
-def test_takes_of_snapshots_count_what_is_new(stamps: Stamps, tmp_path: Path) -> None:
+def test_what_is_left_of_snapshots_counts_what_is_new(stamps: Stamps, tmp_path: Path) -> None:
     trace = stamps.accept("r", SamplingParams(n=2), None)
     assert trace is not None
     collector = RequestOutputCollector(CUMULATIVE, "r-1", trace, stamps)
@@ -202,25 +213,19 @@ def test_takes_of_snapshots_count_what_is_new(stamps: Stamps, tmp_path: Path) ->
         collector.put(letter(text, index))
     collector.close()
     stamps.shutdown()
-    (run_dir,) = (tmp_path / "state" / "vllm-lite" / "runs").iterdir()
-    (request,) = load_run(run_dir).requests
-    assert [take.tokens for take in request.takes] == [1, 4, 1]
+    request = the_request(tmp_path)
     assert request.close is not None
-    assert (request.close.left, request.close.left_tokens) == (1, 3)
+    assert (len(request.takes), request.close.left, request.close.left_tokens) == (3, 1, 3)
 
 
-def test_takes_say_how_long_a_letter_lay_there(stamps: Stamps, tmp_path: Path) -> None:
+def test_a_farewell_is_noted_for_it_comes_in_no_bag(stamps: Stamps, tmp_path: Path) -> None:
     collector, _ = traced(stamps)
-    collector.put(letter("ab"))
-    collector.put(letter("c", finished=True))
-    collector.get_nowait()
+    collector.put_farewell(letter("a", finished=True))
+    assert by_index(collector.get_nowait()) == {0: ("a", [97])}
     stamps.shutdown()
-    (run_dir,) = (tmp_path / "state" / "vllm-lite" / "runs").iterdir()
-    (request,) = load_run(run_dir).requests
-    (take,) = request.takes
-    assert request.close is not None
-    assert (take.tokens, request.close.takes) == (3, 1)
-    assert 0 < take.wait < 10**9
+    request = the_request(tmp_path)
+    assert [farewell.fate for farewell in request.farewells] == [PUT]
+    assert [(take.tokens, take.wait >= 0) for take in request.takes] == [(0, True)]
 
 
 async def test_an_end_without_a_letter(stamps: Stamps) -> None:
@@ -230,23 +235,23 @@ async def test_an_end_without_a_letter(stamps: Stamps) -> None:
     await asyncio.sleep(0)
     collector.finish()
     assert await reader is STREAM_FINISHED
-    assert (counts(trace), trace.closed) == ((0, 0, 0, 0), True)
+    assert (counts(collector), trace.closed) == ((0, 0, 0, 0), True)
     collector, trace = traced(stamps)
     collector.put(letter("a"))
     collector.finish()
     last = collector.get_nowait()
     assert last is not None
-    assert (last.finished, counts(trace), trace.closed) == (True, (1, 0, 1, 0), True)
+    assert (last.finished, counts(collector), trace.closed) == (True, (1, 0, 1, 0), True)
 
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_an_end_that_nobody_takes_is_no_letter_left(stamps: Stamps, broken: bool) -> None:
-    collector, trace = traced(stamps)
+    collector, _ = traced(stamps)
     collector.finish()
     if broken:
         collector.put(RuntimeError("broken"))
     collector.close()
-    assert counts(trace) == (0, 0, 0, 0)
+    assert counts(collector) == (0, 0, 0, 0)
     assert STREAM_FINISHED.outputs == []
 
 

@@ -171,8 +171,8 @@ def test_a_row_that_the_front_end_cannot_read_hurts_its_request_alone(
 
 def test_a_traced_request_is_told_its_figures(processor: OutputProcessor) -> None:
     traces = [RequestTrace(req, "t", "s", level=1) for req in (1, 2)]
-    for name, trace in zip("ab", traces, strict=True):
-        collector = RequestOutputCollector(DELTA, name, trace, None)
+    collectors = [RequestOutputCollector(DELTA, name, trace, None) for name, trace in zip("ab", traces, strict=True)]
+    for name, collector in zip("ab", collectors, strict=True):
         processor.add_request(request(name, stop=["STOP"], stream_interval=2), None, collector)
     processor.process_outputs([row(name, ids("x"), prefill_stats=PrefillStats(3, 2)) for name in "ab"])
     assert [trace.t_first_token is not None for trace in traces] == [True, True]
@@ -180,9 +180,9 @@ def test_a_traced_request_is_told_its_figures(processor: OutputProcessor) -> Non
     processor.process_outputs([row("a", ids("STOPPED"))])
     processor.propagate_error(EngineDeadError("gone"))
     assert [
-        (trace.num_output_tokens, trace.num_cached_tokens, trace.kept_back, trace.finish_reasons, trace.stop_reason)
-        for trace in traces
-    ] == [(6, 2, 1, ["stop"], "STOP"), (1, 2, 0, [], None)]
+        (trace.num_output_tokens, trace.num_cached_tokens, trace.finish_reasons, trace.stop_reason) for trace in traces
+    ] == [(6, 2, ["stop"], "STOP"), (1, 2, [], None)]
+    assert [collector.kept_back for collector in collectors] == [1, 0]
 
 
 # ---- ids -------------------------------------------------------------------------------------------------------------------

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from tests.frontend.helpers import FINAL_ONLY
-from vllm_lite import PoolingParams, SamplingParams
+from vllm_lite import PoolingParams, RequestOutputKind, SamplingParams
 from vllm_lite.exceptions import EngineDeadError, QueueOverflowError, VLLMValidationError
+from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.core_client import Posted
 from vllm_lite.frontend.stamps import BagStamp, Stamps, unsampled_headers
+from vllm_lite.outputs import CompletionOutput, RequestOutput
 from vllm_lite.tracing.control_page import ControlPage
 from vllm_lite.tracing.journey import Run
 from vllm_lite.tracing.journey.load import load_run
@@ -243,7 +245,8 @@ def test_how_a_request_ends(
 
 def test_what_is_open_at_the_end_is_closed(made: Fixture) -> None:
     trace = made.accept()
-    trace.puts = 1
+    mailbox = RequestOutputCollector(RequestOutputKind.DELTA, "r-1", trace, made.stamps)
+    mailbox.put(RequestOutput("r", None, None, None, [CompletionOutput(0, "a", [97])], finished=False))
     run = made.read()
     assert [(r.close.outcome, r.close.left) for r in run.requests if r.close] == [("engine_dead", 1)]
     assert run.processes[0].ended

@@ -33,12 +33,12 @@ def test_a_frame_holds_what_was_appended_since_the_last(run_dir: Path) -> None:
 
 def test_takes_are_columns_written_with_the_next_frame(run_dir: Path) -> None:
     recorder = Recorder(run_dir, "frontend", "loop")
-    recorder.take((1, 10, 2, 5))
-    recorder.take((3, 11, 1, 6))
+    recorder.take((1, 10))
+    recorder.take((3, 11))
     recorder.flush()
-    recorder.take((1, 12, 1, 0))
+    recorder.take((1, 12))
     recorder.close(t=20)
-    assert read(run_dir) == [Takes([1, 3], [10, 11], [2, 1], [5, 6]), Takes([1], [12], [1], [0]), Bye(20)]
+    assert read(run_dir) == [Takes([1, 3], [10, 11]), Takes([1], [12]), Bye(20)]
 
 
 def test_the_level_is_the_control_pages(run_dir: Path) -> None:

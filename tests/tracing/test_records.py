@@ -64,7 +64,7 @@ def test_a_reader_ignores_fields_that_a_newer_writer_added() -> None:
         (rec.Tokenise(1, 1, 8, 3), 8),
         (make.post(t0=1, t1=9), 9),
         (make.sort(0, 10), 15),
-        (rec.Takes([1, 1], [4, 11], [1, 1], [0, 0]), 11),
+        (rec.Takes([1, 1], [4, 11]), 11),
         (make.abort(t=12), 12),
         (make.close(t=13), 13),
         (make.call(0, 13), 13),

@@ -10,9 +10,9 @@ def test_headers_make_the_given_span_the_parent() -> None:
     assert trace.traceparent("d" * 16) == f"00-{'a' * 32}-{'d' * 16}-01"
 
 
-def test_counts_start_at_nothing() -> None:
+def test_it_starts_without_a_mailbox() -> None:
     trace = RequestTrace(7, "a" * 32, "b" * 16, level=2)
-    assert (trace.puts, trace.staples, trace.takes, trace.left, trace.kept_back) == (0, 0, 0, 0, 0)
+    assert trace.mailbox() is None
     assert trace.t_first_token is None
     assert not trace.closed
     assert not hasattr(trace, "__dict__")

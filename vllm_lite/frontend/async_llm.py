@@ -149,8 +149,7 @@ class AsyncLLM(EngineControl):
             collector = await self.add_request(request_id, prompt, params, **options)
             finished = False
             while not finished:
-                # no task switch where something lies there already
-                output = await collector.get() if collector.output is None else collector.get_nowait()
+                output = await collector.get()  # no task switch where something lies there already
                 finished = output.finished
                 if output is not STREAM_FINISHED:
                     yield output

@@ -8,6 +8,7 @@ Mirrors: vllm/v1/engine/output_processor.py (RequestOutputCollector)
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import Any
 
 from vllm_lite.frontend.stamps import TOKEN_LEVEL, Stamps
@@ -24,8 +25,29 @@ class RequestOutputCollector:
     """Hands outputs from the output handler to `generate()`.
 
     With DELTA later outputs are appended to the one in the slot; with the other kinds they replace it, each answer of n > 1 on
-    its own. `trace` counts what happens here, where the request is traced; `stamps` then writes it down.
+    its own. What happens here is counted, traced or not: that is no slower than to ask. `trace` and `stamps` are the request's,
+    where it is traced.
     """
+
+    __slots__ = (
+        "__weakref__",
+        "_failed",
+        "_req",
+        "_seen",
+        "_stamps",
+        "_take",
+        "_waiter",
+        "aggregate",
+        "input_error",
+        "kept_back",
+        "left",
+        "output",
+        "puts",
+        "request_id",
+        "staples",
+        "takes",
+        "trace",
+    )
 
     def __init__(
         self,
@@ -34,17 +56,21 @@ class RequestOutputCollector:
         trace: RequestTrace | None = None,
         stamps: Stamps | None = None,
     ) -> None:
-        self.aggregate = output_kind is RequestOutputKind.DELTA
-        self.request_id = request_id
         self.output: Any = None  # Output, Exception or None
         self._failed = False  # it is an exception: asking this is quicker than asking for its type
+        self._waiter: asyncio.Future[None] | None = None
+        self.puts = self.staples = self.takes = self.left = self.kept_back = 0
+        self._take = None if stamps is None or trace is None or trace.level < TOKEN_LEVEL else stamps.take
+        self.aggregate = output_kind is RequestOutputKind.DELTA
+        self.request_id = request_id
         self.input_error: Exception | None = None  # what the caller's own generator of prompt parts raised
         self.trace = trace
+        self._req = 0 if trace is None else trace.req
         self._stamps = stamps
-        self._take = None if stamps is None or trace is None or trace.level < TOKEN_LEVEL else stamps.take
-        self._put_at = [0]  # when readers could first take what lies in the slot, once the slice that put it there is sorted
-        self._seen: dict[int, int] = {}  # of snapshots: how many tokens of each answer the caller has
-        self._waiter: asyncio.Future[None] | None = None
+        # Of snapshots: how many tokens of each answer the caller has.
+        self._seen: dict[int, int] | None = None if trace is None or self.aggregate else {}
+        if trace is not None:
+            trace.mailbox = weakref.ref(self)
 
     def put(self, output: Output | Exception) -> str:
         """Put `output` into the slot, never blocking; returns the letter's fate, one of `records`' PUT, STAPLED and KEPT_BACK.
@@ -53,18 +79,22 @@ class RequestOutputCollector:
         """
         if isinstance(output, Exception):
             return self._put_error(output)
-        present = self.output
-        if present is not None:
-            return self._put_on(present, output)
+        if self.output is not None:
+            return self._put_on(self.output, output)
         self.output = output
-        trace = self.trace
-        if trace is not None:
-            trace.puts += 1
-            if self._stamps is not None and self._take is not None:
-                self._put_at = self._stamps.slice_end or [now_ns()]
-        if self._waiter is not None:
-            self._wake()
+        self.puts += 1
+        waiter = self._waiter  # as _wake() does; this is where nearly every token comes by
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
         return PUT
+
+    def put_farewell(self, output: Output) -> None:
+        """Put the last output of a request that was given up; it comes in no bag."""
+        fate = self.put(output)
+        if self._take is not None and self._stamps is not None and self.trace is not None and not self.trace.closed:
+            self._stamps.farewell(self.trace, fate)
 
     def finish(self) -> None:
         """Nothing more will come: what lies in the slot is the last output, or STREAM_FINISHED is."""
@@ -82,8 +112,7 @@ class RequestOutputCollector:
     def _put_error(self, error: Exception) -> str:
         if self._failed:
             return KEPT_BACK
-        if self.trace is not None and self._letter() is not None:
-            self.trace.left += 1
+        self.left += self._letter() is not None
         self._failed = True
         self.output = error
         self._wake()
@@ -97,47 +126,41 @@ class RequestOutputCollector:
             present.add(output, aggregate=self.aggregate)
         else:
             self.output = output
-        if self.trace is not None:
-            self.trace.puts += 1
-            self.trace.staples += 1
+        self.puts += 1
+        self.staples += 1
         return STAPLED
 
     async def get(self) -> Output:
-        """Wait for an output and take it. Raises the exception that was put instead of one."""
+        """Take what lies in the slot, having waited until something does. Raises the exception that was put there."""
         while self.output is None:
             if self._waiter is not None and not self._waiter.done():
                 raise RuntimeError(f"two tasks read the outputs of request {self.request_id!r}; one mailbox has one reader")
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = asyncio.Future()
             await self._waiter
-        taken = self.get_nowait()
-        assert taken is not None
-        return taken
+        return self._take_out()
 
     def get_nowait(self) -> Output | None:
         """Take what lies in the slot, or None. Raises the exception that was put there."""
-        output = self.output
-        if output is None:
-            return None
-        self.output = None
+        return None if self.output is None else self._take_out()
+
+    def _take_out(self) -> Output:
+        output, self.output = self.output, None
         if self._failed:
             self._failed = False
             self.close(output)
             raise output
-        trace = self.trace
-        if output is STREAM_FINISHED:
-            self.close()
-        elif trace is not None:
-            trace.takes += 1
-            take = self._take
-            if take is not None:
-                t, outputs = now_ns(), output.outputs
-                one = self.aggregate and len(outputs) == 1
-                take((trace.req, t, len(outputs[0].token_ids) if one else self._num_new(output), t - self._put_at[0]))
-            elif not self.aggregate:
-                self._num_new(output)
-            if output.finished:
-                self.close()
         taken: Output = output
+        if taken is STREAM_FINISHED:
+            self.close()
+            return taken
+        self.takes += 1
+        take = self._take
+        if take is not None:
+            take((self._req, now_ns()))
+        if self._seen is not None:
+            self._num_new(taken)
+        if taken.finished:
+            self.close()
         return taken
 
     def close(self, error: Exception | None = None) -> None:
@@ -146,9 +169,9 @@ class RequestOutputCollector:
         if trace is None or self._stamps is None or trace.closed:
             return
         left = self._letter()
-        trace.left += left is not None
+        self.left += left is not None
         trace.left_tokens = 0 if left is None else self._num_new(left)
-        self._stamps.close_request(trace, error)
+        self._stamps.close_request(trace, error, self)
 
     def _letter(self) -> Output | None:
         """What lies in the slot to be taken: no error, and not the mere end."""
@@ -158,7 +181,7 @@ class RequestOutputCollector:
         """How many tokens this brings that its caller did not have; once for each output."""
         if isinstance(output, PoolingRequestOutput):
             return 0
-        if self.aggregate:
+        if self._seen is None:
             return sum(len(part.token_ids) for part in output.outputs)
         had, seen = sum(self._seen.values()), self._seen
         seen.update((part.index, len(part.token_ids)) for part in output.outputs)

@@ -131,6 +131,7 @@ class OutputProcessor:
         reqs = None if stamp is None or not stamp.by_letter else stamp.reqs
         gone: set[int] = set()  # rows that became no letter, by identity
         odd: dict[int, str] = {}  # the fates that are not PUT, by their rows' identity
+        even = True  # every row brings one token
         for row in engine_core_outputs:
             state = states.get(row.request_id)
             if state is None:
@@ -153,11 +154,13 @@ class OutputProcessor:
                 continue
             if fate is not PUT:
                 odd[id(row)] = fate
+            if len(row.new_token_ids) != 1:
+                even = False
             if reqs is not None:
-                reqs.append(0 if state.trace is None else state.trace.req)
+                reqs.append(state.trace_req)
         if stamp is not None:
             letters = [row for row in engine_core_outputs if id(row) not in gone] if gone else engine_core_outputs
-            stamp.tokens += [len(row.new_token_ids) for row in letters]
+            stamp.tokens += [1] * len(letters) if even else [len(row.new_token_ids) for row in letters]
             stamp.fates += "".join([odd.get(id(row), PUT) for row in letters]) if odd else PUT * len(letters)
         return processed
 
@@ -173,7 +176,7 @@ class OutputProcessor:
                 state = self.request_states[internal_id]
                 output = _aborted(state)
                 if output is not None:
-                    state.queue.put(output)
+                    state.queue.put_farewell(output)
                 self._forget(state, FinishReason.ABORT, None)
                 aborted.append(internal_id)
         return aborted
@@ -208,8 +211,7 @@ class OutputProcessor:
         output = state.make_request_output(new_token_ids, finish_reason, stop_reason)
         fate = KEPT_BACK
         if output is None:
-            if state.trace is not None:
-                state.trace.kept_back += 1
+            state.queue.kept_back += 1
         else:
             fate = state.queue.put(output)
         if finish_reason is not None:

@@ -28,11 +28,12 @@ from vllm_lite.tracing.records import (
     Call,
     Close,
     EngineDead,
+    Farewell,
     Post,
     Sort,
     Tokenise,
 )
-from vllm_lite.tracing.request_trace import RequestTrace
+from vllm_lite.tracing.request_trace import Mailbox, RequestTrace
 from vllm_lite.tracing.sampler import Sampler
 from vllm_lite.wire.messages import EngineCoreOutputs
 
@@ -48,12 +49,12 @@ class Stamps:
         self._recorder.sample_life(self._sampler.decide(None, "engine.start").sampled)
         self.phase = self._recorder.phase
         self.take = self._recorder.take  # S9: a caller took a letter; no call of our own between, for there is one per token
-        self.slice_end: list[int] | None = None  # while a slice is sorted: a place for the time when that is done
         self._model = writable(model)
         self._closed = False
         self._level = self._recorder.level  # as it was when last looked at
         self._num_requests = 0
         self._num_bags = 0
+        self._t_slice = 0  # when sorting the slice at hand began
         self._open: dict[int, tuple[RequestTrace, list[str]]] = {}  # with the internal ids posted so far
         self._posted: dict[str, RequestTrace] = {}
 
@@ -144,14 +145,11 @@ class Stamps:
 
     def begin_slice(self) -> None:
         """Letters are put into mailboxes from here on."""
-        self.slice_end = [now_ns()]
+        self._t_slice = now_ns()
 
     def end_slice(self, stamp: BagStamp, size: int) -> None:
         """All `size` rows of a slice are sorted; their readers may have their turn."""
-        assert self.slice_end is not None
-        t0, self.slice_end[0] = self.slice_end[0], now_ns()
-        stamp.slices.append((t0, self.slice_end[0], size))
-        self.slice_end = None
+        stamp.slices.append((self._t_slice, now_ns(), size))
 
     def sort(self, stamp: BagStamp, outputs: EngineCoreOutputs, arrival: tuple[int, int, int]) -> None:
         """S8: the bag is empty. It is written if its step is traced or one of its letters is. `arrival`: time received and
@@ -197,6 +195,10 @@ class Stamps:
             headers.update(dict.fromkeys(ids, trace.traceparent(span_id)))
         return headers
 
+    def farewell(self, trace: RequestTrace, fate: str) -> None:
+        """The last output of an aborted request was put into its mailbox, by itself."""
+        self._recorder.append(Farewell(trace.req, now_ns(), fate))
+
     @contextmanager
     def call(self, method: str, engine_index: int, call_id: int) -> Iterator[str | None]:
         """Around a utility call: gives the traceparent that goes with it, and notes how it ended."""
@@ -221,7 +223,7 @@ class Stamps:
             self._recorder.append(EngineDead(engine_index, now_ns(), reason))
             self._recorder.flush()
 
-    def close_request(self, trace: RequestTrace, error: BaseException | None = None) -> None:
+    def close_request(self, trace: RequestTrace, error: BaseException | None = None, mailbox: Mailbox | None = None) -> None:
         """The request's one end; later calls change nothing. `error` is what its caller gets instead of a last letter."""
         if trace.closed:
             return
@@ -229,6 +231,10 @@ class Stamps:
         for internal_id in self._open.pop(trace.req)[1]:
             del self._posted[internal_id]
         outcome, error_type, message = ending(trace, error)
+        puts, staples, takes, left, kept_back = 0, 0, 0, 0, 0  # where it ended before it had a mailbox
+        if mailbox is not None:
+            puts, staples, takes = mailbox.puts, mailbox.staples, mailbox.takes
+            left, kept_back = mailbox.left, mailbox.kept_back
         self._recorder.append(
             Close(
                 req=trace.req,
@@ -238,11 +244,11 @@ class Stamps:
                 stop_reason=trace.stop_reason,
                 error_type=error_type,
                 error_message=None if message is None else writable(message),
-                puts=trace.puts,
-                staples=trace.staples,
-                takes=trace.takes,
-                left=trace.left if trace.left_tokens >= 0 else trace.puts - trace.staples - trace.takes,
-                kept_back=trace.kept_back,
+                puts=puts,
+                staples=staples,
+                takes=takes,
+                left=left if trace.left_tokens >= 0 else puts - staples - takes,
+                kept_back=kept_back,
                 num_prompt_tokens=trace.num_prompt_tokens,
                 num_output_tokens=trace.num_output_tokens,
                 num_cached_tokens=trace.num_cached_tokens,
@@ -258,7 +264,7 @@ class Stamps:
         the engine was asked to end."""
         for trace, internal_ids in list(self._open.values()):
             answered = internal_ids and len(trace.finish_reasons) == len(internal_ids)
-            self.close_request(trace, None if answered else EngineDeadError("the engine was shut down"))
+            self.close_request(trace, None if answered else EngineDeadError("the engine was shut down"), trace.mailbox())
         if not self._closed:
             self._closed = True
             if t0 is not None:

@@ -32,9 +32,9 @@ class Recorder:
         self._records: list[Record] = []
         self.level = self._control.level
         self._takes: list[int] = []
-        # A caller took a letter (level 2 and up): request, time, tokens, wait. No method, for there is one of these per token;
-        # and one flat list, because a kept tuple for each would wake the garbage collector.
-        self.take: Callable[[tuple[int, int, int, int]], None] = self._takes.extend
+        # A caller took a letter (level 2 and up): request, time. No method, for there is one of these per token; and one flat
+        # list, because a kept tuple for each would wake the garbage collector.
+        self.take: Callable[[tuple[int, int]], None] = self._takes.extend
 
     def refresh(self) -> int:
         """Read the level from the control page; called once per step, bag or new request."""
@@ -63,7 +63,7 @@ class Recorder:
         """Write what was kept as one frame. Never raises: a failing disk switches this recorder off with one warning."""
         if self._takes:
             takes = self._takes
-            self._records.append(Takes(takes[0::4], takes[1::4], takes[2::4], takes[3::4]))
+            self._records.append(Takes(takes[0::2], takes[1::2]))
             self._takes.clear()
         if self._records:
             try:

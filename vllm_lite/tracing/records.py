@@ -112,13 +112,14 @@ class Sort(Record, tag=4):
 
 
 class Takes(Record, tag=5):
-    """Letters taken from mailboxes since the last flush, as parallel columns (level 2 and up)."""
+    """Letters taken from mailboxes since the last flush, as parallel columns (level 2 and up).
+
+    What was taken, and how long it had lain there, follows from the letters sorted before.
+    """
 
     STATION = "S9"
     reqs: list[int]
     ts: list[int]
-    tokens: list[int]
-    waits: list[int]  # ns the letter lay in the slot since its slice was sorted
 
 
 class Abort(Record, tag=6):
@@ -171,6 +172,15 @@ class Call(Record, tag=8):
     trace_id: str
     span_id: str
     error: Error | None  # what the caller got instead of a result
+
+
+class Farewell(Record, tag=9):
+    """The last output of an aborted request was put into its mailbox; it came in no bag. It brings what was kept back."""
+
+    STATION = "S9"
+    req: int
+    t: int
+    fate: str
 
 
 # ---- engine core ----------------------------------------------------------------------------------------------------------
@@ -344,7 +354,7 @@ class Bye(Record, tag=63):
 
 
 AnyRecord = (
-    Accept | Tokenise | Post | Sort | Takes | Abort | Close | Call
+    Accept | Tokenise | Post | Sort | Takes | Abort | Close | Call | Farewell
     | Receive | ReceiveAbort | Schedule | Execute | Update | Send | Leave | Serve | Work
     | Phase | EngineDead | Dropped | Bye
 )  # fmt: skip

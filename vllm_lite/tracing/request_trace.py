@@ -7,10 +7,25 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from vllm_lite.tracing.context import SpanContext, child_headers
+
+
+class Mailbox(Protocol):
+    """Where the letters of a request are counted, one by one.
+
+    It always holds: puts == takes + staples + left, where `left` is what lay in the slot at the close or was replaced by an
+    error: counted there, so that the sum can be checked. Letters kept back (FINAL_ONLY, stream_interval, n > 1) are no puts.
+    """
+
+    puts: int
+    staples: int
+    takes: int
+    left: int
+    kept_back: int
 
 
 @dataclass(slots=True, eq=False)
@@ -18,20 +33,14 @@ class RequestTrace:
     """One for each sampled request, n > 1 included: its samples share it, as they share the mailbox.
 
     `req` numbers it in this process's spools, from 1; 0 in `Sort.reqs` stands for a letter of a request that is not traced.
-    The counts go into `Close` and always hold: puts == takes + staples + left, where `left` is what lay in the slot at the
-    close or was replaced by an error: counted there, so that the sum can be checked. Letters kept back (FINAL_ONLY,
-    stream_interval, n > 1) are no puts.
+    `mailbox` is weak: None once its reader has forgotten it.
     """
 
     req: int
     trace_id: str
     span_id: str  # the request's root span
     level: int  # the lowest since it was accepted
-    puts: int = 0
-    staples: int = 0
-    takes: int = 0
-    left: int = 0
-    kept_back: int = 0
+    mailbox: Callable[[], Mailbox | None] = lambda: None
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0  # of all samples, as the caller gets them (cut at a stop string)
     num_cached_tokens: int = 0

@@ -40,7 +40,7 @@ def answered(**fields: Any) -> list[rec.Record]:
     return [
         make.sort(0, 10, [(1, 1, "p")]),
         make.sort(1, 20, [(1, 1, "s")]),
-        rec.Takes([1], [30], [2], [5]),
+        rec.Takes([1], [30]),
         make.close(**close),
     ]
 
@@ -70,9 +70,10 @@ def test_letters() -> None:
 
 def test_the_letter_that_tells_of_an_abort_comes_from_no_bag() -> None:
     aborted = {"outcome": "aborted", "finish_reasons": ["abort"], "puts": 3}
-    assert counts.letters(of(*answered(**aborted, left=1))).ok
-    assert counts.letters(of(*answered(**aborted, staples=2))).ok
-    assert counts.letters(of(*answered(**aborted | {"puts": 4}, left=2))).failures == ["request r1 puts: close=4, letters=2"]
+    put, stapled = rec.Farewell(1, 25, rec.PUT), rec.Farewell(1, 25, rec.STAPLED)
+    assert counts.letters(of(put, *answered(**aborted, left=1))).ok
+    assert counts.letters(of(stapled, *answered(**aborted, staples=2))).ok
+    assert counts.letters(of(*answered(**aborted, left=1))).failures == ["request r1 puts: close=3, letters=2"]
 
 
 @pytest.mark.parametrize(

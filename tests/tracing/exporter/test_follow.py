@@ -162,7 +162,7 @@ def test_t23_a_stream_of_an_hour_costs_no_more_than_one_of_a_minute(writers: Wri
             t = 100 * step
             records = make.schedule(step, t, {1: 1}), make.update(step, t + 10, t + 20, num_bags=1), make.work(step, t, t + 5)
             writers.write(writers.core, *records, make.send(step, t + 30))
-            writers.write(writers.front, make.sort(step, t + 40, [(1, 1, "p")]), rec.Takes([1], [t + 50], [1], [5]))
+            writers.write(writers.front, make.sort(step, t + 40, [(1, 1, "p")]), rec.Takes([1], [t + 50]))
         polled(follower, last)
         polled(follower, last + SETTLE_S)
         [request] = follower.assembler.requests.values()

@@ -188,7 +188,7 @@ def test_what_is_forgotten_is_gone_and_holds_on_to_nothing() -> None:
     assert [len(table) for table in (*tables, *known, *(table.waiting for table in known))] == [0] * 10
     assert [len(held) for held in (step.stays, request.letters, request.stays[0].spells)] == [0] * 3
     assert [letter.request for letter in step.bags[0].letters] == [None]
-    assembler.feed(front, rec.Takes([1], [80], [1], [0]))
+    assembler.feed(front, rec.Takes([1], [80]))
     assert assembler.unclaimed == 1
 
 
@@ -197,7 +197,7 @@ def test_what_is_forgotten_is_gone_and_holds_on_to_nothing() -> None:
     [
         (make.sort(0, 10, [(1, 1, "p")], tokens=[]), "Sort"),
         (make.sort(0, 10, [(1, 1, "p")], fates="pp"), "Sort"),
-        (rec.Takes([1], [80, 81], [1], [0]), "Takes"),
+        (rec.Takes([1], [80, 81]), "Takes"),
         (structs.replace(make.schedule(0, 50, {1: 5}), tokens=[]), "Schedule"),
     ],
 )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.tracing import make
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import Run
-from vllm_lite.tracing.journey.model import Column, Ends
+from vllm_lite.tracing.journey.model import Ends, Take
 
 
 @given(st.lists(st.integers()), st.integers(0, 4), st.integers(0, 4))
@@ -20,17 +20,16 @@ def test_a_list_may_be_cut_down_to_its_ends(items: list[int], first: int, last: 
     assert ends.total == len(items) + 1
 
 
-@given(st.lists(st.integers(0, 9), max_size=9), st.integers(0, 3), st.integers(0, 3))
-def test_a_column_is_a_sequence_of_what_it_makes(places: list[int], first: int, last: int) -> None:
-    column = Column[str](lambda source, place: f"{source}{place}")
-    for place in places:
-        column.sources.append("s")
-        column.places.append(place)
-    expected = [f"s{place}" for place in places]
-    assert (list(column), len(column), [column[i] for i in range(len(column))]) == (expected, len(expected), expected)
-    column.cut(first, last)
-    kept = expected if len(expected) <= first + last else expected[:first] + expected[len(expected) - last :]
-    assert (list(column), column.total, column.skipped) == (kept, len(expected), len(expected) - len(kept))
+@given(st.integers(1, 9), st.integers(0, 3), st.integers(0, 3))
+def test_letters_are_a_sequence_of_what_the_bags_hold(count: int, first: int, last: int) -> None:
+    front = make.front()
+    bags = [(front, make.sort(number, 10 * number, [(2, 0, "p"), (1, number, "p")])) for number in range(count)]
+    letters = make.request((front, make.accept()), *bags).letters
+    assert [letter.tokens for letter in letters] == [letters[i].tokens for i in range(len(letters))] == list(range(count))
+    letters.cut(first, last)
+    kept = [*range(first), *range(count - last, count)] if count > first + last else list(range(count))
+    assert [letter.tokens for letter in letters] == kept
+    assert (len(letters), letters.skipped) == (len(kept), count - len(kept))
 
 
 def test_letters_are_made_once() -> None:
@@ -52,6 +51,35 @@ def test_a_letter_is_found_by_where_it_lay() -> None:
     middle = request.letters.sources[2]
     request.cut(1)
     assert request.letter_index(middle, 0) == -1
+
+
+def test_a_take_brings_what_was_sorted_since_the_one_before() -> None:
+    """Slices end 4 ns after their bag came. What was kept back comes with the next letter that is put."""
+    front = make.front()
+    letters = ["k", "p", "s", "k", "p", "p"]
+    bags = [(front, make.sort(number, 10 * number, [(1, number + 1, fate)])) for number, fate in enumerate(letters)]
+    request = make.request((front, make.accept()), *bags, (front, rec.Takes([1, 1, 1], [30, 46, 100])))
+    assert request.takes == [Take(30, 1 + 2 + 3, 30 - 14), Take(46, 4 + 5, 46 - 44), Take(100, 6, 100 - 54)]
+    assert request.waits == [16, 2, 46]
+
+
+def test_a_farewell_brings_what_was_kept_back() -> None:
+    front = make.front()
+    request = make.request(
+        (front, make.accept()),
+        (front, make.sort(0, 10, [(1, 2, "p")])),
+        (front, make.sort(1, 20, [(1, 3, "k")])),
+        (front, rec.Farewell(1, 30, "p")),
+        (front, rec.Takes([1, 1], [18, 35])),
+    )
+    assert request.takes == [Take(18, 2, 4), Take(35, 3, 5)]
+
+
+def test_a_letter_lies_in_its_slice() -> None:
+    front = make.front()
+    sort = make.sort(0, 10, [(1, 1, "p")] * 5, slices=[(12, 14, 2), (15, 17, 3)])
+    request = make.request((front, make.accept()), (front, sort))
+    assert [request.letters.sources[0].t_sorted(place) for place in range(6)] == [14, 14, 17, 17, 17, sort.t_done]
 
 
 def test_a_run_prints_in_one_line(canned: Run) -> None:

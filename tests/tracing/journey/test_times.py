@@ -21,7 +21,7 @@ def test_every_stop_of_one_request() -> None:
         (core, make.update(0, 64, 70)),
         (core, make.send(0, 75)),
         (front, make.sort(0, 80, [(1, 1, "p")])),
-        (front, rec.Takes([1], [90], [1], [5])),
+        (front, rec.Takes([1], [90])),
         (core, make.schedule(1, 100, {1: 1})),
         (core, make.update(1, 110, 120, [(1, "length")])),
         (front, make.abort(t=130)),
@@ -42,7 +42,7 @@ def test_every_stop_of_one_request() -> None:
         "S7": [12],
         "wire": [4],
         "S8": [5],
-        "S9": [5],
+        "S9": [6],
         "abort": [7],
     }
 
@@ -58,11 +58,11 @@ def test_a_letter_that_was_never_taken_lay_there_until_the_end() -> None:
     run = make.run(
         (front, make.accept()),
         (front, make.sort(0, 10, [(1, 1, "p")])),
-        (front, rec.Takes([1], [17], [1], [2])),
+        (front, rec.Takes([1], [17])),
         (front, make.sort(1, 20, [(1, 1, "p")])),
         (front, make.close(t=100, puts=2, takes=1, left=1)),
     )
-    assert station_times(run)["S9"] == [2, 75]
+    assert station_times(run)["S9"] == [3, 75]
 
 
 def test_one_that_is_still_under_way_counts_until_its_process_was_last_seen() -> None:

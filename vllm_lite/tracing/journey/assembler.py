@@ -73,6 +73,7 @@ class Assembler:
             rec.Abort: self._abort,
             rec.Close: self._close,
             rec.Call: lambda process, call: setattr(self.calls[call.span_id], "call", (process, call)),
+            rec.Farewell: self._farewell,
             rec.Receive: self._receive,
             rec.ReceiveAbort: self._receive_abort,
             rec.Schedule: self._schedule,
@@ -114,11 +115,10 @@ class Assembler:
             self._posts.add(record.span_id, (request, record))
 
     def _takes(self, process: Process, record: rec.Takes) -> None:
-        _check_columns(process, record, record.reqs, record.ts, record.tokens, record.waits)
-        for place, request in enumerate(map(self._numbered[process].get, record.reqs)):
+        _check_columns(process, record, record.reqs, record.ts)
+        for t, request in zip(record.ts, map(self._numbered[process].get, record.reqs), strict=True):
             if request is not None:
-                request.takes.sources.append(record)
-                request.takes.places.append(place)
+                request.t_takes.append(t)
             else:
                 self.unclaimed += 1
 
@@ -132,6 +132,10 @@ class Assembler:
         if request := self._request(process, record.req):
             request.close = record
             request.num_closes += 1
+
+    def _farewell(self, process: Process, record: rec.Farewell) -> None:
+        if request := self._request(process, record.req):
+            request.farewells.append(record)
 
     def _sort(self, process: Process, record: rec.Sort) -> None:
         _check_columns(process, record, record.reqs, record.tokens, record.fates)
@@ -237,7 +241,7 @@ class Assembler:
             if stay.receive is not None:
                 self._received.pop(stay.receive.internal_id, None)
         request.letters.cut(0, 0)
-        request.takes.cut(0, 0)
+        request.t_takes.cut(0, 0)
         request.late.clear()
 
     def forget_step(self, step: StepJourney) -> None:

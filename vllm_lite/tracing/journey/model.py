@@ -9,12 +9,12 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.context import parse_traceparent
@@ -44,35 +44,29 @@ class Ends(list[T]):
             del self[first : len(self) - last]
 
 
-class Column(Generic[T]):
-    """Items that stand in the columns of records: `make(source, place)` builds one when it is looked at.
+class Letters:
+    """A request's letters, as the bags that they came in and their places there; each is made when it is looked at.
 
-    There is one for each token; most are never looked at, so that a run of a million tokens is open in a second.
+    There is one for each token and most are never looked at, so that a run of a million tokens is open in a second.
     """
 
-    def __init__(self, make: Callable[[Any, int], T]) -> None:
-        self.make = make
-        self.sources: Ends[Any] = Ends()
+    def __init__(self) -> None:
+        self.sources: Ends[Bag] = Ends()
         self.places: Ends[int] = Ends()
 
     def __len__(self) -> int:
         return len(self.places)
 
-    def __iter__(self) -> Iterator[T]:
-        return map(self.make, self.sources, self.places)
+    def __iter__(self) -> Iterator[Letter]:
+        return (bag.letters[place] for bag, place in zip(self.sources, self.places, strict=True))
 
-    def __getitem__(self, index: int) -> T:
-        return self.make(self.sources[index], self.places[index])
+    def __getitem__(self, index: int) -> Letter:
+        return self.sources[index].letters[self.places[index]]
 
     @property
     def skipped(self) -> int:
-        """How many items were cut away."""
+        """How many were cut away."""
         return self.places.skipped
-
-    @property
-    def total(self) -> int:
-        """How many items there were."""
-        return self.places.total
 
     def cut(self, first: int, last: int) -> None:
         """As in Ends."""
@@ -142,15 +136,11 @@ class Stay:
 
 
 class Take(NamedTuple):
-    """The caller took a letter out of the mailbox, after it had lain there for `wait` ns."""
+    """The caller took what lay in the mailbox, `wait` ns after the slice that put the first of it there was sorted."""
 
     t: int
     tokens: int
     wait: int
-
-
-def _take(takes: rec.Takes, place: int) -> Take:
-    return Take(takes.ts[place], takes.tokens[place], takes.waits[place])
 
 
 class Letter(NamedTuple):
@@ -172,8 +162,9 @@ class RequestJourney:
     tokenised: list[rec.Tokenise] = field(default_factory=list)  # one, or as many as the prompt had parts that came one by one
     posts: list[rec.Post] = field(default_factory=list)
     stays: list[Stay] = field(default_factory=list)
-    letters: Column[Letter] = field(default_factory=lambda: Column(lambda bag, place: bag.letters[place]))  # level 2 and up
-    takes: Column[Take] = field(default_factory=lambda: Column(_take))  # level 2 and up
+    letters: Letters = field(default_factory=Letters)  # level 2 and up
+    t_takes: Ends[int] = field(default_factory=Ends)  # when its caller took a letter: level 2 and up
+    farewells: list[rec.Farewell] = field(default_factory=list)  # level 2 and up
     late: list[Letter] = field(default_factory=list)
     aborts: list[rec.Abort] = field(default_factory=list)
     abort_receipts: list[tuple[Process, rec.ReceiveAbort]] = field(default_factory=list)
@@ -184,7 +175,7 @@ class RequestJourney:
     def cut(self, keep: int) -> None:
         """Of one that goes on for long, keep `keep` items at each end; below level 3 two of its decode steps are enough."""
         self.letters.cut(keep, keep)
-        self.takes.cut(keep, keep)
+        self.t_takes.cut(keep, keep)
         for stay in self.stays:
             if len(stay.spells[-1].steps) > 2 * keep:
                 ends = keep if self.accept.level > 2 else 1
@@ -202,9 +193,32 @@ class RequestJourney:
         return next((index for index in range(first, len(bags)) if bags[index] is bag and places[index] == place), -1)
 
     @property
+    def takes(self) -> list[Take]:
+        """What its caller took. The letters sorted before belong to it, back to the take before; the first of them that was put
+        began to wait. Letters kept back come with the next one that is put. The first take behind a gap may be told too low."""
+        takes: list[Take] = []
+        letters = [
+            (bag.t_sorted(place), bag.sort.tokens[place], bag.sort.fates[place])
+            for bag, place in zip(self.letters.sources, self.letters.places, strict=True)
+        ]
+        if self.farewells:
+            letters = sorted([*letters, *((farewell.t, 0, farewell.fate) for farewell in self.farewells)])
+        index = kept_back = 0
+        for t in self.t_takes:
+            num_tokens, t_put = 0, t
+            while index < len(letters) and letters[index][0] <= t:
+                t_sorted, tokens, fate = letters[index]
+                kept_back += tokens
+                if fate != rec.KEPT_BACK:
+                    num_tokens, kept_back, t_put = num_tokens + kept_back, 0, min(t_put, t_sorted)
+                index += 1
+            takes.append(Take(t, num_tokens, t - t_put))
+        return takes
+
+    @property
     def waits(self) -> list[int]:
-        """How long each slot that was taken had been waiting."""
-        return [takes.waits[place] for takes, place in zip(self.takes.sources, self.takes.places, strict=True)]
+        """How long each letter that was taken had been waiting."""
+        return [take.wait for take in self.takes]
 
     @property
     def internal_ids(self) -> list[str]:
@@ -279,6 +293,14 @@ class Bag:
         sender = parse_traceparent(self.sort.trace)
         sends = self.step.sends if self.step and sender else ()
         return next((send for send in sends if sender and send.span_id == sender.span_id), None)
+
+    def t_sorted(self, place: int) -> int:
+        """When the slice with the letter at `place` was done, and its reader could take it."""
+        for _, t1, size in self.sort.slices:
+            if place < size:
+                return t1
+            place -= size
+        return self.sort.t_done
 
     @cached_property
     def letters(self) -> list[Letter]:

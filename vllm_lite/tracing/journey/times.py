@@ -99,4 +99,4 @@ def _never_taken(request: RequestJourney) -> list[int]:
     if request.close is None or not request.close.left:
         return []
     puts = [bag for bag, fate in zip(request.letters.sources, request.fates, strict=True) if fate == rec.PUT]
-    return [max(request.close.t - bag.sort.t_done, 0) for bag in puts[len(request.takes) :]]
+    return [max(request.close.t - bag.sort.t_done, 0) for bag in puts[len(request.t_takes) :]]

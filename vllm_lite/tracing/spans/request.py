@@ -160,9 +160,9 @@ def _mailbox(request: RequestJourney, root: Span) -> list[Span]:
         Event("collector.take", wall(take.t), {"tokens": take.tokens, "wait_us": take.wait / 1000}) for take in request.takes
     ]
     events = sorted(puts + takes, key=lambda event: event.t)
-    span = root.child("mailbox", Kind.INTERNAL, (0, 0), {"vllm_lite.takes": request.takes.total})
+    span = root.child("mailbox", Kind.INTERNAL, (0, 0), {"vllm_lite.takes": request.t_takes.total})
     span.start, span.end, span.events = events[0].t, events[-1].t, events
-    span.dropped_events = request.letters.skipped + request.takes.skipped
+    span.dropped_events = request.letters.skipped + request.t_takes.skipped
     return [span]
 
 
