@@ -135,20 +135,15 @@ class Scheduler:
             self._finished_req_ids,
             self._preempted_req_ids,
         )
-        for requests in (plan.running, plan.admitted):
-            for request in requests:
-                request.num_computed_tokens += plan.num_scheduled_tokens[request.request_id]
-            if self.async_scheduling:
-                self._expect_tokens(requests)
+        ahead = self.async_scheduling
+        for request in (*plan.running, *plan.admitted):
+            request.num_computed_tokens += plan.num_scheduled_tokens[request.request_id]
+            if ahead and request.pooling_params is None:
+                known = request.num_tokens + request.num_output_placeholders
+                if request.num_computed_tokens == known:  # the step adds one more
+                    request.num_output_placeholders += 1
         self._finished_req_ids, self._preempted_req_ids = [], []  # new lists: the plan keeps the old ones
         return output
-
-    def _expect_tokens(self, requests: list[Request]) -> None:
-        """Those whose known tokens are all scheduled now get one more from the step."""
-        for request in requests:
-            known = request.num_tokens + request.num_output_placeholders
-            if request.num_computed_tokens == known and request.pooling_params is None:
-                request.num_output_placeholders += 1
 
     def _prefill_limit(self) -> int:
         """The most tokens one request gets in this step; a threshold only holds while there is somebody to hold it for."""
