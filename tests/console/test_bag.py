@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.console.screens import Golden, lines, render, without_styles
+from tests.console.screens import Golden, lines
 from tests.console.story import Caller, Teller, crowd, short_story
 from vllm_lite.console.bag import BagView
 from vllm_lite.console.demo import canned_run
@@ -13,13 +13,6 @@ def test_golden(golden: Golden) -> None:
     golden("bag", BagView(short_story(), 5))
     golden("bag-canned", BagView(canned_run(), 3))
     golden("bag-crowd", BagView(crowd(), 7))
-
-
-@pytest.mark.parametrize("width", [20, 79, 80, 99, 100, 200])
-def test_never_wider_than_the_screen(width: int) -> None:
-    for terminal in (False, True):
-        text = without_styles(render(BagView(crowd(), 7), width, terminal, colour=terminal))
-        assert max(len(line) for line in text.splitlines()) <= width
 
 
 def test_every_stretch_from_schedule_to_the_mailboxes() -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
-from tests.console.screens import Golden, lines, render, without_styles
+from tests.console.screens import Golden, lines
 from vllm_lite.console.banner import MAP, Banner, EngineFacts
 from vllm_lite.tracing.stations import STATIONS
 
@@ -49,9 +47,3 @@ def test_the_map_has_every_station_under_its_name() -> None:
     told = {code: words for row in MAP for code, words in (row[:2], row[3:]) if code}
     assert told.keys() == STATIONS.keys()
     assert all(words in text for words in told.values())
-
-
-@pytest.mark.parametrize("width", [20, 40, 79, 80, 120])
-def test_never_wider_than_the_screen(width: int) -> None:
-    for terminal in (False, True):
-        assert max(len(line) for line in without_styles(render(Banner(FACTS), width, terminal)).splitlines()) <= width

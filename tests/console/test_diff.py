@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.console.screens import Golden, lines, render, without_styles
+from tests.console.screens import Golden, lines
 from tests.console.story import MS, Caller, Teller, short_story
 from vllm_lite.console.demo import canned_run
 from vllm_lite.console.diff import Diff, _ratio, _verdict
@@ -14,14 +14,6 @@ NAMES = ("runs/before", "runs/after")
 def test_golden(golden: Golden) -> None:
     golden("diff", Diff(canned_run(), canned_run(engine_dies=True), NAMES))
     golden("diff-stories", Diff(short_story(), Teller([Caller(12, 9), Caller(9, 8, 2 * MS, slow=9 * MS)]).tell(), NAMES))
-
-
-@pytest.mark.parametrize("width", [20, 79, 80, 109, 110, 200])
-def test_never_wider_than_the_screen(width: int) -> None:
-    for terminal in (False, True):
-        view = Diff(canned_run(), short_story(), NAMES)
-        text = without_styles(render(view, width, terminal, colour=terminal))
-        assert max(len(line) for line in text.splitlines()) <= width
 
 
 def test_both_runs_are_named_and_their_facts_stand_beside_each_other() -> None:

@@ -48,14 +48,6 @@ def test_texts_are_shown_where_lanes_have_room_for_them() -> None:
     assert "'" not in render(Mailroom(run, texts={"someone else": ["one"]}), 80).replace("answer's", "")
 
 
-@pytest.mark.parametrize("width", [20, 40, 59, 60, 79, 80, 81, 100, 119, 160, 200, 300])
-def test_never_wider_than_the_screen(width: int) -> None:
-    for run in (short_story(), crowd()):
-        for terminal in (False, True):
-            text = without_styles(render(Mailroom(run), width, terminal, colour=terminal))
-            assert max(len(line) for line in text.splitlines()) <= width
-
-
 def test_plain_screens_are_ascii() -> None:
     assert render(Mailroom(crowd()), 120).isascii()
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
-from tests.console.screens import Golden, lines, render, without_styles
+from tests.console.screens import Golden, lines
 from tests.console.story import MS, US, Caller, Teller, crowd, short_story
 from tests.tracing import make
 from vllm_lite.console.demo import canned_run
@@ -14,13 +12,6 @@ def test_golden(golden: Golden) -> None:
     golden("slowest", Slowest(canned_run(), 3))
     golden("slowest-crowd", Slowest(crowd(), 5))
     golden("slowest-dead", Slowest(canned_run(engine_dies=True), 2))
-
-
-@pytest.mark.parametrize("width", [20, 79, 80, 103, 104, 120, 200])
-def test_never_wider_than_the_screen(width: int) -> None:
-    for terminal in (False, True):
-        text = without_styles(render(Slowest(crowd(), 4), width, terminal, colour=terminal))
-        assert max(len(line) for line in text.splitlines()) <= width
 
 
 def test_the_slowest_come_first_and_keep_their_letters() -> None:

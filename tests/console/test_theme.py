@@ -1,12 +1,39 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import RenderableType
 from rich.text import Text
 
-from tests.console.screens import screen
+from tests.console import test_banner, test_top
+from tests.console.screens import render, screen, without_styles
+from tests.console.story import crowd, short_story
+from vllm_lite.console.bag import BagView
+from vllm_lite.console.banner import Banner
+from vllm_lite.console.demo import canned_run
+from vllm_lite.console.diff import Diff
+from vllm_lite.console.mailroom import Mailroom
+from vllm_lite.console.slowest import Slowest
 from vllm_lite.console.theme import ASCII, UNICODE, Screen, new_console, request_name, request_style
+from vllm_lite.console.timeline import Overview, Waterfall
+from vllm_lite.console.totals import Totals
+
+VIEWS: dict[str, Callable[[], RenderableType]] = {
+    "bag": lambda: BagView(crowd(), 7),
+    "banner": lambda: Banner(test_banner.FACTS),
+    "diff": lambda: Diff(canned_run(), short_story(), ("runs/before", "runs/after")),
+    "mailroom": lambda: Mailroom(short_story()),
+    "mailroom of many": lambda: Mailroom(crowd()),
+    "overview": lambda: Overview(crowd()),
+    "slowest": lambda: Slowest(crowd(), 4),
+    "top": lambda: test_top.frame(crowd()),
+    "totals": lambda: Totals(crowd()),
+    "waterfall": lambda: Waterfall(crowd().requests[3], 3),
+}
+WIDTHS = (20, 40, 59, 60, 79, 80, 81, 99, 100, 103, 104, 109, 110, 119, 120, 160, 200, 300)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +64,16 @@ def test_a_line_is_never_wider_than_the_screen(text: str, width: int) -> None:
     for terminal in (False, True):
         where = Screen.of(screen(width, terminal))
         assert where.fit(Text(where.printable(text))).cell_len <= width
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_no_view_is_wider_than_the_screen_and_plain_ones_are_ascii(name: str) -> None:
+    view = VIEWS[name]()
+    for width in WIDTHS:
+        for terminal in (False, True):
+            text = without_styles(render(view, width, terminal, colour=terminal))
+            assert max(len(line) for line in text.splitlines()) <= width
+            assert terminal or text.isascii()
 
 
 def test_what_is_cut_off_is_marked() -> None:

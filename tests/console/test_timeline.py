@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
-from tests.console.screens import Golden, lines, render, without_styles
+from tests.console.screens import Golden, lines, render
 from tests.console.story import Caller, Teller, crowd, short_story
 from vllm_lite.console.demo import canned_run
 from vllm_lite.console.timeline import Overview, Waterfall, ending
@@ -16,16 +14,6 @@ def test_golden(golden: Golden) -> None:
     golden("waterfall-dead", Waterfall(canned_run(engine_dies=True).requests[0], 0))
     golden("overview", Overview(run))
     golden("overview-crowd", Overview(crowd()))
-
-
-@pytest.mark.parametrize("width", [20, 40, 79, 80, 99, 100, 120, 200])
-def test_never_wider_than_the_screen(width: int) -> None:
-    run = crowd()
-    for view in (Overview(run), Waterfall(run.requests[3], 3)):
-        for terminal in (False, True):
-            text = without_styles(render(view, width, terminal, colour=terminal))
-            assert max(len(line) for line in text.splitlines()) <= width
-            assert terminal or text.isascii()
 
 
 def test_every_station_that_was_met_has_a_row() -> None:

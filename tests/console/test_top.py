@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from rich.console import RenderableType
 
-from tests.console.screens import Golden, lines, printed, render, screen, without_styles
+from tests.console.screens import Golden, lines, printed, screen
 from tests.console.story import Caller, Teller, crowd, long_story, short_story
 from vllm_lite.console import top as console_top
 from vllm_lite.console.top import Top
@@ -22,13 +22,6 @@ def frame(run: Run) -> Top:
 def test_golden(golden: Golden) -> None:
     golden("top", frame(long_story()))
     golden("top-crowd", frame(crowd()))
-
-
-@pytest.mark.parametrize("width", [20, 79, 80, 120, 200])
-def test_never_wider_than_the_screen(width: int) -> None:
-    for terminal in (False, True):
-        text = without_styles(render(frame(crowd()), width, terminal, colour=terminal))
-        assert max(len(line) for line in text.splitlines()) <= width
 
 
 @pytest.mark.parametrize("height", [15, 24, 50])

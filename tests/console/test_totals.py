@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
-from tests.console.screens import Golden, lines, render, without_styles
+from tests.console.screens import Golden, lines
 from tests.console.story import MS, US, Caller, Teller, crowd, short_story
 from tests.tracing import make
 from vllm_lite.console.demo import canned_run
@@ -18,13 +16,6 @@ def test_golden(golden: Golden) -> None:
     golden("totals", Totals(short_story()))
     golden("totals-crowd", Totals(crowd()))
     golden("totals-dead", Totals(canned_run(engine_dies=True)))
-
-
-@pytest.mark.parametrize("width", [20, 79, 80, 109, 110, 120, 200])
-def test_never_wider_than_the_screen(width: int) -> None:
-    for terminal in (False, True):
-        text = without_styles(render(Totals(crowd()), width, terminal, colour=terminal))
-        assert max(len(line) for line in text.splitlines()) <= width
 
 
 def test_the_sentences() -> None:
