@@ -122,12 +122,9 @@ class InputProcessor:
         return primary, set(ids) - {primary}
 
     def _check_task(self, params: object, supported_tasks: Sequence[str]) -> None:
-        if isinstance(params, SamplingParams):
-            needed = "generate"
-        elif isinstance(params, PoolingParams):
-            needed = params.task
-        else:
+        if not isinstance(params, SamplingParams | PoolingParams):
             raise refuse("params", params, "SamplingParams or PoolingParams")
+        needed = "generate" if isinstance(params, SamplingParams) else params.task
         if needed not in supported_tasks:
             raise refuse("params", type(params).__name__, f"for a task this engine serves ({', '.join(supported_tasks)})")
 

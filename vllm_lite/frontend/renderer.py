@@ -67,12 +67,16 @@ class Renderer:
                 raise refuse("prompt type", prompt["type"], accepted)
         add_special_tokens, most = _tokenization(tokenization_kwargs)
         if isinstance(prompt, str):
-            return self._from_text(prompt, add_special_tokens, most)
-        if isinstance(prompt, Mapping):
-            return self._from_dict(prompt, add_special_tokens, most)
-        if _is_chat(prompt):
-            return self.render_chat(prompt, truncate_prompt_tokens=most)
-        return {"type": "token", "prompt_token_ids": _last(check_token_ids("prompt", prompt, PROMPT_KINDS), most)}
+            rendered = self._from_text(prompt, add_special_tokens)
+        elif isinstance(prompt, Mapping):
+            rendered = self._from_dict(prompt, add_special_tokens)
+        elif _is_chat(prompt):
+            rendered = self.render_chat(prompt)
+        else:
+            rendered = {"type": "token", "prompt_token_ids": _token_ids("prompt", prompt, PROMPT_KINDS)}
+        if most is not None:
+            rendered["prompt_token_ids"] = rendered["prompt_token_ids"][-most:]
+        return rendered
 
     async def render_async(self, prompt: Prompt, tokenization_kwargs: Mapping[str, Any] | None = None) -> TokensInput:
         """As `render`, with the tokenizer's work in a thread, so that other requests' letters go on being sorted."""
@@ -87,7 +91,6 @@ class Renderer:
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        truncate_prompt_tokens: int | None = None,
         **variables: Any,
     ) -> TokensInput:
         """Messages (dictionaries with `role` and `content`) in the model's own chat format.
@@ -109,29 +112,29 @@ class Renderer:
             tools=tools,
             **variables,
         )
-        return self._from_text(text, add_special_tokens=False, most=truncate_prompt_tokens)  # the template writes bos itself
+        return self._from_text(text, add_special_tokens=False)  # the template writes bos itself
 
     def shutdown(self) -> None:
         """End the threads; prompts that wait for one are given up."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _from_text(self, text: str, add_special_tokens: bool, most: int | None) -> TokensInput:
+    def _from_text(self, text: str, add_special_tokens: bool) -> TokensInput:
         ids = self.get_tokenizer().encode(check_text("prompt", text), add_special_tokens)
-        return {"type": "token", "prompt_token_ids": _last(ids, most), "prompt": text}
+        return {"type": "token", "prompt_token_ids": ids, "prompt": text}
 
-    def _from_dict(self, prompt: Mapping[str, Any], add_special_tokens: bool, most: int | None) -> TokensInput:
+    def _from_dict(self, prompt: Mapping[str, Any], add_special_tokens: bool) -> TokensInput:
         known = _RENDERED_KEYS if "type" in prompt else _PROMPT_KEYS
         given = {key: value for key, value in prompt.items() if value is not None}
         for key in given.keys() - known:
             served = "; multimodal data, embeddings and encoder prompts are not served"
             raise refuse("prompt", key, f"made of {', '.join(sorted(known))}{served}")
         if "type" in given or "prompt_token_ids" in given:
-            ids = check_token_ids("prompt_token_ids", given.get("prompt_token_ids"))
-            rendered: TokensInput = {"type": "token", "prompt_token_ids": _last(ids, most)}
+            ids = _token_ids("prompt_token_ids", given.get("prompt_token_ids"))
+            rendered: TokensInput = {"type": "token", "prompt_token_ids": ids}
             if "prompt" in given:
                 rendered["prompt"] = check_text("prompt", given["prompt"])
         elif "prompt" in given:
-            rendered = self._from_text(given["prompt"], add_special_tokens, most)
+            rendered = self._from_text(given["prompt"], add_special_tokens)
         else:
             raise refuse("prompt", prompt, PROMPT_KINDS)
         if "cache_salt" in given:
@@ -156,11 +159,7 @@ def _tokenization(tokenization_kwargs: Mapping[str, Any] | None) -> tuple[bool, 
     return given["add_special_tokens"], given.get("truncate_prompt_tokens")
 
 
-def _last(ids: list[int], most: int | None) -> list[int]:
-    return ids if most is None else ids[-most:]
-
-
-def check_token_ids(field: str, ids: object, accepted: str = "a list of token ids") -> list[int]:
+def _token_ids(field: str, ids: object, accepted: str = "a list of token ids") -> list[int]:
     """A list of ids that are true integers; the vocabulary is the InputProcessor's to check."""
     if not isinstance(ids, list | tuple):
         raise refuse(field, ids, accepted)
