@@ -96,9 +96,8 @@ def play_demo(console: Console, engine_args: AsyncEngineArgs) -> int:
             run = session.recorded()
             if run is None or session.interrupted:
                 break
-            for picture in act.pictures:
-                console.print(Text())
-                console.print(PICTURES[picture](views.part(run, {call.request_id for call in calls}), first))
+            part = views.part(run, {call.request_id for call in calls})
+            views.print_apart(console, (PICTURES[picture](part, first) for picture in act.pictures))
             first += len(calls)
             step_s = median([step.t_end - step.schedule.t0 for step in run.steps] or [0]) / 1e9
     if (run := session.recorded()) is not None:

@@ -11,6 +11,7 @@ import argparse
 from vllm_lite.config.checks import check_int, refuse
 from vllm_lite.console.bag import BagView
 from vllm_lite.console.diff import Diff
+from vllm_lite.console.slowest import Slowest
 from vllm_lite.console.theme import new_console, request_name
 from vllm_lite.console.timeline import Waterfall
 from vllm_lite.entrypoints.cli import views
@@ -73,7 +74,8 @@ def show(args: argparse.Namespace) -> int:
         number = _find(run, args.request)
         console.print(Waterfall(run.requests[number], number))
     elif args.slow is not None:
-        views.show_slowest(console, run, args.slow)
+        slowest = Slowest(run, args.slow)
+        views.print_apart(console, (slowest, *(Waterfall(request, number) for number, request in slowest.shown)))
     elif args.bag is not None:
         console.print(_bag(run, args.bag))
     else:

@@ -18,7 +18,6 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from vllm_lite.console.mailroom import ROWS, Mailroom
-from vllm_lite.console.slowest import Slowest
 from vllm_lite.console.theme import DIM, Screen
 from vllm_lite.console.timeline import LINES, Overview, Waterfall
 from vllm_lite.console.totals import Totals
@@ -41,17 +40,12 @@ def open_run(run_dir: str) -> Run:
 def show(console: Console, run: Run, views: Iterable[str] = VIEWS, *, everything: bool = False) -> None:
     """Print these views of the whole run, a blank line before each; `everything` leaves nothing out of long ones."""
     for name in views:
-        _print(console, _VIEWS[name](run, everything))
+        print_apart(console, _VIEWS[name](run, everything))
 
 
-def show_slowest(console: Console, run: Run, most: int) -> None:
-    """Print where the time of the slowest requests went, then their waterfalls."""
-    slowest = Slowest(run, most)
-    _print(console, (slowest, *(Waterfall(request, number) for number, request in slowest.shown)))
-
-
-def _print(console: Console, renderables: Iterable[RenderableType]) -> None:
-    for view in renderables:
+def print_apart(console: Console, views: Iterable[RenderableType]) -> None:
+    """Print each of them after a blank line."""
+    for view in views:
         console.print(Text())
         console.print(view)
 
