@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from vllm_lite.console import figures
@@ -65,9 +66,8 @@ def row_figures(run: Run, rows: Sequence[Row]) -> dict[int, dict[str, float]]:
 def _means(row: Row) -> dict[str, float]:
     values: dict[str, list[float]] = defaultdict(list)
     steps = [bag.step for bag in row.bags if bag.step] if row.bags else row.steps
-    for visits in (*map(step_visits, steps), *map(bag_visits, row.bags)):
-        for key, t0, t1 in visits:
-            values[key].append(t1 - t0)
+    for key, t0, t1 in chain(*map(step_visits, steps), *map(bag_visits, row.bags)):
+        values[key].append(t1 - t0)
     for sort in (bag.sort for bag in row.bags):
         values["num_outputs"].append(sort.num_outputs)
         values["body_size"].append(sort.body_size)

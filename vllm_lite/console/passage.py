@@ -7,6 +7,7 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from rich.text import Text
@@ -101,10 +102,9 @@ def request_intervals(request: RequestJourney) -> dict[str, list[Interval]]:
     A step is shared: S5 to S8 are the whole step's and bag's, whoever else was in them.
     """
     found: dict[str, list[Interval]] = {key: [] for key in STOPS}
-    steps, bags = map(times.step_visits, request.steps), map(times.bag_visits, bags_of(request))
-    for visits in (times.request_visits(request), *steps, *bags):
-        for stop, t0, t1 in visits:
-            found[stop].append((t0, t1))
+    shared = (*map(times.step_visits, request.steps), *map(times.bag_visits, bags_of(request)))
+    for stop, t0, t1 in chain(times.request_visits(request), *shared):
+        found[stop].append((t0, t1))
     end = request_end(request)
     found["S9"] = [(slot.t_put, slot.t_take if slot.t_take is not None else max(end, slot.t_put)) for slot in slots(request)]
     return found

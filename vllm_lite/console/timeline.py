@@ -42,9 +42,8 @@ class Overview(View):
         scale = TimeScale(start, end, max(10, screen.width - name - right - 3))
         labels, ticks = scale.ticks()
         yield Text(" " * (name + 1) + labels.ljust(scale.cells) + f"  {FACTS}", DIM)
-        hidden = range(0)
-        if self.limit is not None and len(requests) > self.limit:
-            hidden = range(self.limit - self.limit // 3, len(requests) - self.limit // 3)
+        limit = len(requests) if self.limit is None else self.limit
+        hidden = range(limit - limit // 3, len(requests) - limit // 3)
         for place, request in enumerate(requests):
             if place not in hidden:
                 number = self.first + place
@@ -82,7 +81,8 @@ class Waterfall(View):
         if close is not None:
             text = f"mailbox: {count(close.puts, 'put')} = {count(close.takes, 'take')}"
             text += f" + {count(close.staples, 'staple')} + {close.left} left"
-            yield Text(text + (f"; longest wait {span(max(request.waits))}" if request.waits else ""), DIM)
+            waits = request.waits
+            yield Text(f"{text}; longest wait {span(max(waits))}" if waits else text, DIM)
 
 
 def _life(request: RequestJourney, number: int, scale: TimeScale, ticks: list[int], screen: Screen) -> Text:
