@@ -192,7 +192,7 @@ def test_a_bad_collector_delays_the_end_by_the_budget_at_most(
     assert exporter.child.returncode == 0
     assert f"158 spans did not arrive at http://{endpoint}" in exporter.stderr
     again = exporter.stderr.strip().rpartition("this finishes the job: ")[2]
-    assert again.startswith(f"python -m vllm_lite.tracing.exporter {canned_copy} --endpoint http")
+    assert again.startswith(f"vllm-lite trace export {canned_copy} --otlp-traces-endpoint http")
     assert len(list(canned_copy.glob("*.vlt"))) == 5
 
 

@@ -110,7 +110,7 @@ class Exporter:
             errors = self._collector.errors if self._collector is not None else []
             left = f"{self._unsent} spans did not arrive at {self._settings.endpoint}, {self._sent} did"
             unread = "" if self._all_read else "; what was not read yet is not counted"
-            again = f"python -m vllm_lite.tracing.exporter {self._run_dir} --endpoint {self._settings.endpoint}"
+            again = f"vllm-lite trace export {self._run_dir} --otlp-traces-endpoint {self._settings.endpoint}"
             rest = f"the spools are kept, and this finishes the job: {again}"
             print(f"vllm-lite exporter: {left} ({(errors or ['no answer'])[-1]}){unread}; {rest}", file=sys.stderr)
         if failures:
