@@ -233,5 +233,7 @@ def test_a_sampler_that_takes_nothing_is_told_though_the_span_arrives() -> None:
 def test_what_is_refused_is_refused() -> None:
     with pytest.raises(VLLMValidationError, match="otlp_traces_endpoint"):
         examine("unix:///x", {})
+    with pytest.raises(VLLMValidationError, match="OTEL_RESOURCE_ATTRIBUTES"):
+        examine("127.0.0.1:1", {"OTEL_RESOURCE_ATTRIBUTES": "team"})
     with pytest.raises(VLLMValidationError, match="OTEL_SPAN_EVENT_COUNT_LIMIT"):
         examine("127.0.0.1:1", {"OTEL_SPAN_EVENT_COUNT_LIMIT": "many"})

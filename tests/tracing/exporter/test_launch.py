@@ -87,12 +87,12 @@ def test_every_variable_is_checked_before_anything_starts(
 
 def test_checking_imports_neither_grpc_nor_the_sdk() -> None:
     code = (
-        "import sys; from vllm_lite.tracing.exporter.launch import check_environment; check_environment(None); "
+        "import sys; from vllm_lite.tracing.exporter.launch import check_environment; check_environment(None, {}); "
         "print([name for name in ('grpc', 'opentelemetry', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-    assert check_environment(None).flush_s > 0
+    assert check_environment(None, {}).flush_s > 0
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])

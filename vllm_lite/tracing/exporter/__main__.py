@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing import spool
 from vllm_lite.tracing.exporter.follow import Follower
-from vllm_lite.tracing.exporter.settings import Settings, read_settings
+from vllm_lite.tracing.exporter.launch import check_environment
+from vllm_lite.tracing.exporter.settings import Settings
 from vllm_lite.tracing.run_dir import remove_if_empty
 from vllm_lite.tracing.spans import Span
 from vllm_lite.tracing.spans.environment import Limits
@@ -128,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--keep", action="store_true", help="keep the spools after they were exported")
     args = parser.parse_args(argv)
     try:
-        settings, limits = read_settings(os.environ, args.endpoint), Limits.read(os.environ)
+        settings, limits = check_environment(args.endpoint, os.environ), Limits.read(os.environ)
     except VLLMValidationError as error:
         print(f"vllm-lite exporter: {error}", file=sys.stderr)
         return 2

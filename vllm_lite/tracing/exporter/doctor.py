@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from vllm_lite.tracing.context import new_span_id, new_trace_id
-from vllm_lite.tracing.exporter.settings import GRPC, HTTP, PORTS, Settings, read_settings
+from vllm_lite.tracing.exporter.launch import check_environment
+from vllm_lite.tracing.exporter.settings import GRPC, HTTP, PORTS, Settings
 from vllm_lite.tracing.process import Process
 from vllm_lite.tracing.sampler import Sampler
 from vllm_lite.tracing.spans import Kind, Span
-from vllm_lite.tracing.spans.environment import Limits
 
 PROBE_S = 2.0
 # An OTLP request over HTTP that holds no span.
@@ -72,8 +72,7 @@ class Diagnosis:
 def examine(endpoint: str | None = None, environ: Mapping[str, str] | None = None) -> Diagnosis:
     """Try it. Raises VLLMValidationError for a variable or an endpoint that is refused before anything is sent."""
     env = os.environ if environ is None else environ
-    settings = read_settings(env, endpoint)
-    Limits.read(env)
+    settings = check_environment(endpoint, env)
     found = Diagnosis(settings.endpoint, settings.protocol)
     found.look(settings.enabled, "sending is switched on", "unset OTEL_SDK_DISABLED, and set OTEL_TRACES_EXPORTER to otlp")
     if not Sampler(env).decide(None, "doctor").sampled:

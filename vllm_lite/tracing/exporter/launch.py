@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class ExporterProcess:
     """
 
     def __init__(self, run_dir: Path, endpoint: str | None, keep: bool = False) -> None:
-        self.settings = check_environment(endpoint)
+        self.settings = check_environment(endpoint, os.environ)
         read_end, self._alive = os.pipe()
         command = [sys.executable, "-m", "vllm_lite.tracing.exporter", str(run_dir), "--death-fd", str(read_end)]
         command += ["--endpoint", endpoint] if endpoint else []
@@ -46,13 +47,13 @@ class ExporterProcess:
             return self._child.wait()
 
 
-def check_environment(endpoint: str | None) -> Settings:
+def check_environment(endpoint: str | None, environ: Mapping[str, str]) -> Settings:
     """Read every OTEL_* variable that tracing honours, so that a wrong one is refused at start and not at the first request.
     So is a missing package of OpenTelemetry's."""
-    Limits.read(os.environ)
-    given_attributes(os.environ)
-    Sampler(os.environ)
-    settings = read_settings(os.environ, endpoint)
+    Limits.read(environ)
+    given_attributes(environ)
+    Sampler(environ)
+    settings = read_settings(environ, endpoint)
     package = f"opentelemetry-exporter-otlp-proto-{'grpc' if settings.protocol == GRPC else 'http'}"
     try:
         metadata.distribution(package)
