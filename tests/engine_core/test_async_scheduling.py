@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.engine_core.core_process import CoreProcess, add_letter, toy_config
 from tests.engine_core.harness import Bench, make_config
-from tests.engine_core.test_scheduler_properties import configs, random_request, reference
+from tests.engine_core.test_scheduler_properties import check_answers, configs, random_request
 from vllm_lite.engine_core.core import EngineCore
 from vllm_lite.engine_core.executor.toy import ToyExecutor, expected_tokens
 from vllm_lite.engine_core.executor.uniproc_executor import UniProcExecutor
@@ -140,7 +140,7 @@ def test_any_schedule_planned_ahead_yields_the_plain_tokens(config: dict[str, An
     rng = random.Random(seed)
     bench = Pipeline(**config)
     scheduler, max_model_len = bench.scheduler, bench.scheduler.max_model_len
-    todo, aborted = [f"r{i}" for i in range(rng.randint(1, 10))], set()
+    todo, aborted = [f"r{i}" for i in range(rng.randint(1, 10))], set[str]()
 
     def abort_some() -> None:
         for request_id in list(scheduler.requests):
@@ -168,14 +168,7 @@ def test_any_schedule_planned_ahead_yields_the_plain_tokens(config: dict[str, An
         while len(bench.in_flight) == 2 or (bench.in_flight and not plan.num_scheduled_tokens):
             bench.land()
 
-    for request_id, answer in bench.answers.items():
-        tokens, finish_reason = reference(bench, request_id)
-        if request_id in aborted:
-            assert answer.token_ids == tokens[: len(answer.token_ids)]
-            assert answer.finish_reason is None
-        else:
-            assert (answer.token_ids, answer.finish_reason) == (tokens, finish_reason)
-    bench.check_empty()
+    check_answers(bench, aborted)
 
 
 def serve(core: EngineCore, wanted: dict[str, tuple[list[int], SamplingParams]]) -> dict[str, tuple[list[int], FinishReason]]:
