@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from statistics import median
 
@@ -18,7 +18,7 @@ from rich.text import Text
 from vllm_lite.console.columns import BAG, BYTES, COLUMNS, CORE, PLANS, TIMED, WAIT, Column, row_figures
 from vllm_lite.console.figures import count, size, span, split
 from vllm_lite.console.passage import STOPS, request_end
-from vllm_lite.console.rows import Cell, Ledger, Note, Row, fates
+from vllm_lite.console.rows import Cell, Ledger, Note, Row, Texts, fates
 from vllm_lite.console.theme import DIM, ERROR, FATE_STYLES, PROCESS_STYLES, STRONG, Screen, View, request_name, request_style
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import LATE, Bag, Run
@@ -36,11 +36,7 @@ class Mailroom(View):
     what callers read at each take, by request id, for screens with room for them."""
 
     def __init__(
-        self,
-        run: Run,
-        rows: int | None = ROWS,
-        numbers: Sequence[int] | None = None,
-        texts: Mapping[str, Sequence[str]] | None = None,
+        self, run: Run, rows: int | None = ROWS, numbers: Sequence[int] | None = None, texts: Texts | None = None
     ) -> None:
         self.run = run
         self.ledger = Ledger(run, numbers, texts)

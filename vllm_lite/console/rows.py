@@ -58,17 +58,16 @@ class Note:
 
 
 Line = Row | Note
+Texts = Mapping[str, Sequence[str]]  # what callers read at each take, by their own request ids
 
 
 class Ledger:
     """The rows of a run, all of them. Its requests have these `numbers`, or are numbered from 0.
 
-    `texts` are what callers read at each take, by their own request id. Nothing is done for each letter before a row is drawn.
+    Nothing is done for each letter before a row is drawn.
     """
 
-    def __init__(
-        self, run: Run, numbers: Sequence[int] | None = None, texts: Mapping[str, Sequence[str]] | None = None
-    ) -> None:
+    def __init__(self, run: Run, numbers: Sequence[int] | None = None, texts: Texts | None = None) -> None:
         self.requests = dict(zip(numbers or range(len(run.requests)), run.requests, strict=True))
         self.numbers = {id(request): number for number, request in self.requests.items()}
         finished = [r for r in run.requests if r.letters and r.close and r.close.outcome == "finished"]
