@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from vllm_lite.worker import prepack
 from vllm_lite.worker.device import bfloat16_is_native
 from vllm_lite.worker.prepack import PrepackedLinear, prepack_linears
 
@@ -41,10 +42,16 @@ def make_pair(dtype: torch.dtype, **options: Any) -> tuple[Block, Block, int]:
     return plain, packed, prepack_linears(packed)
 
 
+@pytest.mark.parametrize("mkl", [True, False])
 @pytest.mark.parametrize("rows", [1, 5, 64])
 @pytest.mark.parametrize("bias", [{}, {"q_proj": True}, {"q_proj": True, "k_proj": True, "v_proj": True, "up_proj": True}])
 @pytest.mark.parametrize("meddle", ["", "order", "inputs"])
-def test_results_stay_the_same(rows: int, bias: dict[str, bool], meddle: str) -> None:
+def test_results_stay_the_same(
+    rows: int, bias: dict[str, bool], meddle: str, mkl: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mkl and not torch.backends.mkl.is_available():
+        pytest.skip("this torch has no MKL")
+    monkeypatch.setattr(prepack, "mkl_is_quicker", lambda: mkl)
     plain, packed, count = make_pair(torch.float32, bias=bias, meddle=meddle)
     assert count == 6
     assert type(packed.special) is Special
@@ -52,6 +59,17 @@ def test_results_stay_the_same(rows: int, bias: dict[str, bool], meddle: str) ->
         for _ in range(2):
             x = torch.randn(1, rows, 24)
             torch.testing.assert_close(packed(x), plain(x))
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
+def test_mkl_takes_any_number_of_rows_and_keeps_no_second_copy() -> None:
+    weight, bias = torch.randn(48, 24), torch.randn(48)
+    inputs = [torch.randn(rows, 24) for rows in (0, 1, 999, 2500)]
+    expected = [torch.nn.functional.linear(x, weight, bias) for x in inputs]
+    multiply = prepack.pack_for_mkl(weight, bias)
+    weight.fill_(float("nan"))
+    for x, result in zip(inputs, expected, strict=True):
+        torch.testing.assert_close(multiply(x), result)
 
 
 def test_bfloat16_where_the_cpu_knows_it() -> None:

@@ -75,7 +75,7 @@ def finalize(model: torch.nn.Module, device: torch.device, *, compiled: bool = F
     """Reshape the weights for speed on `device`. To be called once after `load_weights`, before the first forward pass."""
     model.requires_grad_(False)
     if device.type == "cpu":
-        prepack_linears(model)
+        prepack_linears(model, compiled=compiled)
         if not compiled:  # a compiler makes one kernel of a norm itself
             replace_norms(model)
 
