@@ -121,7 +121,8 @@ class Engine:
         with unittest.mock.patch.object(async_llm, "make_async_mp_client", return_value=client):
             self.llm = AsyncLLM.from_vllm_config(args.create_engine_config(), disable_log_stats=not kind.log_stats)
         self.bags: list[Bag] = []
-        self.cpu = self.cpu_added = 0.0
+        self.cpu: list[float] = []  # seconds for a bag, in each block of them
+        self.cpu_added = 0.0
 
     async def add(self, requests: int, steps: int) -> None:
         """So many callers, and the bags they wait for."""
@@ -132,7 +133,7 @@ class Engine:
             await asyncio.sleep(0)
             if self._callers[0].done():
                 await asyncio.gather(*self._callers)  # raises what went wrong
-        self.cpu, self.cpu_added = 0.0, time.thread_time() - start
+        self.cpu, self.cpu_added = [], time.thread_time() - start
         stream = self.llm.get_tokenizer().encode(TEXT, add_special_tokens=False)
         self.bags = make_bags(self.client.added, stream, steps, self.kind.level > 0 and self.kind.sampled)
 
@@ -140,7 +141,7 @@ class Engine:
         """These bags, by the clock of this thread's CPU time."""
         began = time.thread_time()
         await self.client.hand_out(self.bags[start:stop])
-        self.cpu += time.thread_time() - began
+        self.cpu.append((time.thread_time() - began) / (stop - start))
 
     async def end(self) -> None:
         """Every caller has all its tokens."""
@@ -177,28 +178,30 @@ def make_bags(request_ids: list[str], stream: list[int], steps: int, traced: boo
 
 
 async def one_round(engines: Sequence[Engine], requests: int, steps: int) -> None:
-    """Every engine serves as many requests, a few bags at a time."""
+    """Every engine serves as many requests, a few bags at a time, each being the first in its turn."""
     for engine in engines:
         await engine.add(requests, steps)
     gc.collect()
     gc.freeze()
+    turns = list(engines)
     for start in range(0, steps, BLOCK):
-        for engine in engines:
-            await engine.serve(start, start + BLOCK)
+        for engine in turns:
+            await engine.serve(start, min(start + BLOCK, steps))
+        turns.append(turns.pop(0))
     gc.unfreeze()
     for engine in engines:
         await engine.end()
 
 
-async def measure(kinds: Mapping[str, Kind], rounds: int, requests: int, steps: int) -> dict[str, list[float]]:
-    """CPU microseconds per token in each round, by kind, after a round that does not count."""
-    figures: dict[str, list[float]] = {name: [] for name in kinds}
+async def measure(kinds: Mapping[str, Kind], rounds: int, requests: int, steps: int) -> dict[str, list[list[float]]]:
+    """CPU microseconds per token of each block in each round, by kind, after a round that does not count."""
+    figures: dict[str, list[list[float]]] = {name: [] for name in kinds}
     with tempfile.TemporaryDirectory() as folder:
         engines = {name: Engine(f"{folder}/{i}", kind) for i, (name, kind) in enumerate(kinds.items())}
         for number in range(rounds + 1):
             await one_round(list(engines.values()), requests, steps)
             for name, engine in engines.items():
-                figures[name] += [engine.cpu / requests / steps * 1e6] * bool(number)
+                figures[name] += [[cpu / requests * 1e6 for cpu in engine.cpu]] * bool(number)
         for engine in engines.values():
             engine.llm.shutdown()
     return figures
@@ -215,7 +218,7 @@ def peer_round(script: Path, python: str, requests: int, steps: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=200, help="tokens of each")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peer", type=Path, help="the script that measures another program's front end")
     parser.add_argument("--peer-python", default="python3", help="the Python that has this program")
@@ -226,7 +229,7 @@ def main() -> None:
         figures["peer"] = []
     for _ in range(args.rounds):
         for name, values in asyncio.run(measure(kinds, 1, args.requests, args.steps)).items():
-            figures[name] += values
+            figures[name] += map(statistics.mean, values)
         if args.peer is not None:
             figures["peer"].append(peer_round(args.peer, args.peer_python, args.requests, args.steps))
     for name, values in figures.items():

@@ -175,12 +175,9 @@ class LLMEngine:
     def _sort(self, bag: Bag) -> None:
         outputs, stamps = bag.outputs, self._stamps
         stamp = None if stamps is None else stamps.open_bag(outputs)
-        if stamp is not None and stamps is not None:
-            stamps.begin_slice()
         processed = self.output_processor.process_outputs(outputs.outputs, stamp=stamp, weight_version=outputs.weight_version)
         self._send_abort(processed.reqs_to_abort, "stop_string")
         if stamp is not None and stamps is not None:
-            stamps.end_slice(stamp, len(outputs.outputs))
             stamps.sort(stamp, outputs, (bag.t_received, bag.t_decoded, bag.body_size))
 
     # ---- the rest ----------------------------------------------------------------------------------------------------------

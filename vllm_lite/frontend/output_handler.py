@@ -85,13 +85,9 @@ class OutputHandler:
         for start in range(0, len(rows), self._chunk_size):
             if start:
                 await asyncio.sleep(0)
-            if stamp is not None and self._stamps is not None:
-                self._stamps.begin_slice()
             chunk = rows[start : start + self._chunk_size]
             version = outputs.weight_version
             processed = self._output_processor.process_outputs(chunk, outputs.timestamp, stats, stamp, version)
-            if stamp is not None and self._stamps is not None:
-                self._stamps.end_slice(stamp, len(chunk))
             if processed.reqs_to_abort:
                 await send_abort(self._engine_core, processed.reqs_to_abort, "stop_string", self._stamps)
         if stamp is not None and self._stamps is not None:

@@ -124,8 +124,9 @@ class OutputProcessor:
         """Sort rows into mailboxes. Rows of requests that are gone are passed over.
 
         `iteration_stats` counts them, their times from `engine_core_timestamp` (the engine core's monotonic clock); `stamp`
-        notes each letter's fate; `weight_version` is what made their tokens, where the engine core says.
+        notes the slice's time and each letter's fate; `weight_version` is what made their tokens, where the engine core says.
         """
+        t0 = 0 if stamp is None else now_ns()
         processed = OutputProcessorOutput()
         states = self.request_states
         reqs = None if stamp is None or not stamp.by_letter else stamp.reqs
@@ -162,6 +163,7 @@ class OutputProcessor:
             letters = [row for row in engine_core_outputs if id(row) not in gone] if gone else engine_core_outputs
             stamp.tokens += [1] * len(letters) if even else [len(row.new_token_ids) for row in letters]
             stamp.fates += "".join([odd.get(id(row), PUT) for row in letters]) if odd else PUT * len(letters)
+            stamp.slices.append((t0, now_ns(), len(engine_core_outputs)))
         return processed
 
     def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:

@@ -54,7 +54,6 @@ class Stamps:
         self._level = self._recorder.level  # as it was when last looked at
         self._num_requests = 0
         self._num_bags = 0
-        self._t_slice = 0  # when sorting the slice at hand began
         self._open: dict[int, tuple[RequestTrace, list[str]]] = {}  # with the internal ids posted so far
         self._posted: dict[str, RequestTrace] = {}
 
@@ -142,14 +141,6 @@ class Stamps:
             return None
         columns = level >= TOKEN_LEVEL
         return BagStamp(by_letter=columns or outputs.step_trace is None, columns=columns)
-
-    def begin_slice(self) -> None:
-        """Letters are put into mailboxes from here on."""
-        self._t_slice = now_ns()
-
-    def end_slice(self, stamp: BagStamp, size: int) -> None:
-        """All `size` rows of a slice are sorted; their readers may have their turn."""
-        stamp.slices.append((self._t_slice, now_ns(), size))
 
     def sort(self, stamp: BagStamp, outputs: EngineCoreOutputs, arrival: tuple[int, int, int]) -> None:
         """S8: the bag is empty. It is written if its step is traced or one of its letters is. `arrival`: time received and
