@@ -15,7 +15,7 @@ from vllm_lite.console.figures import count, size, span, us
 from vllm_lite.console.passage import STOPS, Chart, Stop, slots
 from vllm_lite.console.theme import DIM, PROCESS_STYLES, Screen, View, request_name, request_style
 from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.journey import LATE, Bag, Letter, Run, StepJourney
+from vllm_lite.tracing.journey import LATE, Bag, Letter, Run
 from vllm_lite.tracing.journey.times import WIRE, step_visits
 
 LETTERS = 16  # shown before the rest is counted
@@ -67,15 +67,23 @@ class BagView(View):
 
 
 def _stretches(bag: Bag) -> Iterator[Stretch]:
-    sort, wall = bag.sort, bag.process.wall
+    """In the order of time; those in the engine core where its step is known."""
+    sort, step, send, wall = bag.sort, bag.step, bag.send, bag.process.wall
     received = wall(sort.t_received)
-    if bag.step is not None:
-        yield from _in_the_core(bag.step)
-    if bag.step is not None and bag.send is not None:
-        queued, encoding, sent = map(bag.step.process.wall, (bag.send.t_queued, bag.send.t0, bag.send.t1))
-        yield Stop("", "queued for output", "engine-core"), queued, encoding
-        yield Stop("", "encode", "engine-core"), encoding, sent
-        yield STOPS[WIRE], sent, max(sent, received)
+    if step is not None:
+        core = step.process.wall
+        for stop, t0, t1 in step_visits(step):
+            yield STOPS[stop], t0, t1
+        for process, work in step.works[:1]:
+            times = [process.wall(t) for t in (work.t0, work.t1, work.t2, work.t3)]
+            for name, t0, t1 in zip(("prepare", "forward", "sample"), times, times[1:], strict=False):
+                yield Stop("", name, "worker"), t0, t1
+        if step.update is not None:
+            yield Stop("S7", "bag: update", "engine-core"), core(step.update.t0), core(step.update.t1)
+        if send is not None:
+            yield Stop("", "queued for output", "engine-core"), core(send.t_queued), core(send.t0)
+            yield Stop("", "encode", "engine-core"), core(send.t0), core(send.t1)
+            yield STOPS[WIRE], core(send.t1), max(core(send.t1), received)
     yield Stop("S8", "sort: decode", "frontend"), received, wall(sort.t_decoded)
     end = sort.t_decoded
     for i, (t0, t1, letters) in enumerate(sort.slices):
@@ -84,18 +92,6 @@ def _stretches(bag: Bag) -> Iterator[Stretch]:
         yield Stop("", f"slice {i + 1}: {count(letters, 'letter')}", "frontend"), wall(t0), wall(t1)
         end = t1
     yield Stop("", "aborts, figures", "frontend"), wall(end), wall(sort.t_done)
-
-
-def _in_the_core(step: StepJourney) -> Iterator[Stretch]:
-    for stop, t0, t1 in step_visits(step):
-        yield STOPS[stop], t0, t1
-    for process, work in step.works[:1]:
-        times = [process.wall(t) for t in (work.t0, work.t1, work.t2, work.t3)]
-        for name, t0, t1 in zip(("prepare", "forward", "sample"), times, times[1:], strict=False):
-            yield Stop("", name, "worker"), t0, t1
-    if step.update is not None:
-        wall = step.process.wall
-        yield Stop("S7", "bag: update", "engine-core"), wall(step.update.t0), wall(step.update.t1)
 
 
 def _fate(letter: Letter, place: int) -> str:
