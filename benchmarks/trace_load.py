@@ -127,7 +127,7 @@ class Load:
             request.num_tokens += 1
             request.t_first = request.t_first or t
             if self.level > 1:
-                self.loop.take((request.req, done + 5000 * n, 1, 5000 * n + 10_000))
+                self.loop.take((request.req, done + 5000 * n))
         self.written += size
         for n, r in enumerate(ended):
             count = r.num_tokens

@@ -8,7 +8,7 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -194,31 +194,32 @@ class RequestJourney:
 
     @property
     def takes(self) -> list[Take]:
-        """What its caller took. The letters sorted before belong to it, back to the take before; the first of them that was put
-        began to wait. Letters kept back come with the next one that is put. The first take behind a gap may be told too low."""
+        """What its caller took. The letters sorted before belong to it, back to the take before; those kept back come with the
+        next one that is put. The first take behind a gap may be told too low."""
         takes: list[Take] = []
-        letters = [
-            (bag.t_sorted(place), bag.sort.tokens[place], bag.sort.fates[place])
-            for bag, place in zip(self.letters.sources, self.letters.places, strict=True)
-        ]
+        rows = zip(self.letters.sources, self.letters.places, self.fates, strict=True)
+        letters = [(bag.t_sorted[place], bag.sort.tokens[place], fate) for bag, place, fate in rows]
         if self.farewells:
             letters = sorted([*letters, *((farewell.t, 0, farewell.fate) for farewell in self.farewells)])
         index = kept_back = 0
-        for t in self.t_takes:
-            num_tokens, t_put = 0, t
+        for t, wait in zip(self.t_takes, self.waits, strict=True):
+            tokens = 0
             while index < len(letters) and letters[index][0] <= t:
-                t_sorted, tokens, fate = letters[index]
-                kept_back += tokens
-                if fate != rec.KEPT_BACK:
-                    num_tokens, kept_back, t_put = num_tokens + kept_back, 0, min(t_put, t_sorted)
+                kept_back += letters[index][1]
+                if letters[index][2] != rec.KEPT_BACK:
+                    tokens, kept_back = tokens + kept_back, 0
                 index += 1
-            takes.append(Take(t, num_tokens, t - t_put))
+            takes.append(Take(t, tokens, wait))
         return takes
 
     @property
     def waits(self) -> list[int]:
-        """How long each letter that was taken had been waiting."""
-        return [take.wait for take in self.takes]
+        """How long what each take found had been waiting: since the last put before it."""
+        rows = zip(self.letters.sources, self.letters.places, self.fates, strict=True)
+        puts = [bag.t_sorted[place] for bag, place, fate in rows if fate == rec.PUT]
+        if self.farewells:
+            puts = sorted([*puts, *(farewell.t for farewell in self.farewells if farewell.fate == rec.PUT)])
+        return [t - puts[before - 1] if (before := bisect_right(puts, t)) else 0 for t in self.t_takes]
 
     @property
     def internal_ids(self) -> list[str]:
@@ -294,13 +295,11 @@ class Bag:
         sends = self.step.sends if self.step and sender else ()
         return next((send for send in sends if sender and send.span_id == sender.span_id), None)
 
-    def t_sorted(self, place: int) -> int:
-        """When the slice with the letter at `place` was done, and its reader could take it."""
-        for _, t1, size in self.sort.slices:
-            if place < size:
-                return t1
-            place -= size
-        return self.sort.t_done
+    @cached_property
+    def t_sorted(self) -> list[int]:
+        """When each letter's slice was done, and its caller could take it."""
+        done = [t1 for _, t1, size in self.sort.slices for _ in range(size)]
+        return done + [self.sort.t_done] * (len(self.sort.reqs) - len(done))
 
     @cached_property
     def letters(self) -> list[Letter]:
