@@ -16,13 +16,14 @@ from typing import Any
 from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import check_bool, check_choice, check_int, check_text
 from vllm_lite.engine_core.core.stepper import Stepper
-from vllm_lite.engine_core.executor.abstract import SLEEP_TAGS, Executor, FailureCallback
+from vllm_lite.engine_core.executor.abstract import Executor, FailureCallback
 from vllm_lite.engine_core.request import Request
 from vllm_lite.engine_core.scheduler import PauseState
 from vllm_lite.wire.messages import DEFAULT_WEIGHT_VERSION
 
 PAUSE_MODES = ("abort", "wait", "keep")
-SCHEDULING_TAG = "scheduling"  # wakes the scheduler, with the last of the executor's tags
+SLEEP_TAGS = ("weights", "kv_cache")
+SCHEDULING_TAG = "scheduling"  # wakes the scheduler, with the last of the others
 
 
 class EngineCore(Stepper):
@@ -32,6 +33,7 @@ class EngineCore(Stepper):
         self, vllm_config: VllmConfig, executor_class: type[Executor], executor_fail_callback: FailureCallback | None = None
     ) -> None:
         super().__init__(vllm_config, executor_class, executor_fail_callback)
+        self.sleeping_tags: set[str] = set()  # what the workers have given up
         self._idle_actions: deque[tuple[Future[None], Callable[[], None]]] = deque()
 
     def flush_step(self) -> None:
@@ -56,8 +58,8 @@ class EngineCore(Stepper):
         return self._when_idle(partial(self._clear_caches, clear_cache))
 
     def resume_scheduler(self) -> None:
-        """Go on with everything that waits. RuntimeError where the executor sleeps."""
-        if self.model_executor.sleeping_tags:
+        """Go on with everything that waits. RuntimeError where the workers sleep."""
+        if self.sleeping_tags:
             raise RuntimeError("the engine sleeps: wake_up() also resumes")
         self.scheduler.pause_state = PauseState.UNPAUSED
         self.fail_idle_actions("the engine was resumed before it had come to rest")
@@ -69,7 +71,7 @@ class EngineCore(Stepper):
     def _pause(self, mode: str) -> None:
         if mode == "abort":
             self.tell_aborted(self.abort_requests(None, "api"))
-        frozen = mode == "keep" or self.model_executor.sleeping_tags  # who sleeps has no memory to let anybody end with
+        frozen = mode == "keep" or self.sleeping_tags  # who sleeps has no memory to let anybody end with
         self.scheduler.pause_state = PauseState.PAUSED_ALL if frozen else PauseState.PAUSED_NEW
 
     def _clear_caches(self, clear_cache: bool) -> None:
@@ -95,27 +97,32 @@ class EngineCore(Stepper):
         """
         for tag in tags or ():
             check_choice("tags", tag, (*SLEEP_TAGS, SCHEDULING_TAG))
-        self.model_executor.wake_up([tag for tag in SLEEP_TAGS if tags is None or tag in tags])
-        if self.model_executor.sleeping_tags:
+        woken = [tag for tag in SLEEP_TAGS if tag in self.sleeping_tags and (tags is None or tag in tags)]
+        if woken:
+            self.model_executor.collective_rpc("wake_up", args=(woken,))
+            self.sleeping_tags.difference_update(woken)
+        if self.sleeping_tags:
             return False
         self.resume_scheduler()
         return True
 
     def is_sleeping(self) -> bool:
         """True while paused, or while memory was given up."""
-        return self.is_scheduler_paused() or bool(self.model_executor.sleeping_tags)
+        return self.is_scheduler_paused() or bool(self.sleeping_tags)
 
     def release_kv_cache_memory(self) -> None:
         """Free the KV cache of a paused engine without requests, until `wake_up`. RuntimeError in any other state."""
         if not self.is_scheduler_paused() or self.has_work() or self.scheduler.requests:
             raise RuntimeError("the KV cache can be released once the engine is paused and holds no request")
         self.reset_prefix_cache()
-        self.model_executor.release_kv_cache_memory()
+        self.model_executor.collective_rpc("release_kv_cache_memory")
+        self.sleeping_tags.add("kv_cache")
 
     def _fall_asleep(self, level: int) -> None:
         if level:
             self.reset_prefix_cache(reset_running_requests=True)
-            self.model_executor.sleep(level)
+            self.model_executor.collective_rpc("sleep", args=(level,))
+            self.sleeping_tags = set(SLEEP_TAGS)
 
     # ---- caches, profiles, weights -------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from operator import attrgetter
 from typing import Any
@@ -19,7 +19,6 @@ from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
 
 FailureCallback = Callable[[], None]
-SLEEP_TAGS = ("weights", "kv_cache")
 _CLASSES = {  # by name, since each imports this module, and only the one that is asked for is wanted
     "uni": "vllm_lite.engine_core.executor.uniproc_executor:UniProcExecutor",
     "mp": "vllm_lite.engine_core.executor.multiproc_executor:MultiprocExecutor",
@@ -39,7 +38,6 @@ class Executor(ABC):
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.vllm_config = vllm_config
-        self.sleeping_tags: set[str] = set()  # what the workers have given up
 
     @staticmethod
     def get_class(vllm_config: VllmConfig) -> type[Executor]:
@@ -93,23 +91,6 @@ class Executor(ABC):
         """
         info: dict[str, Any] = self.collective_rpc("get_info")[0]
         return info
-
-    def sleep(self, level: int) -> None:
-        """Free the KV cache; move the weights to the host (level 1) or drop them (level 2)."""
-        self.collective_rpc("sleep", args=(level,))
-        self.sleeping_tags = set(SLEEP_TAGS)
-
-    def release_kv_cache_memory(self) -> None:
-        """Free the KV cache alone."""
-        self.collective_rpc("release_kv_cache_memory")
-        self.sleeping_tags.add("kv_cache")
-
-    def wake_up(self, tags: Iterable[str]) -> None:
-        """Take back those of SLEEP_TAGS that are given up and named."""
-        asleep = [tag for tag in tags if tag in self.sleeping_tags]
-        if asleep:
-            self.collective_rpc("wake_up", args=(asleep,))
-            self.sleeping_tags.difference_update(asleep)
 
     def register_failure_callback(self, callback: FailureCallback) -> None:  # noqa: B027  (a default for the processless)
         """Call `callback` when a worker dies; at once where one already has. Executors without processes never do."""
