@@ -84,13 +84,15 @@ class Slot(NamedTuple):
 
 def slots(request: RequestJourney) -> list[Slot]:
     """What lay in the request's mailbox, in order (level 2 and up). The k-th put is what the k-th take found."""
-    wall, takes = request.process.wall, list(request.takes)
+    wall, takes = request.process.wall, list(zip(request.t_takes, request.waits, strict=True))
     found: list[Slot] = []
     for bag, fate in zip(request.letters.sources, request.fates, strict=True):
         if fate == rec.PUT:
-            take = takes[len(found)] if len(found) < len(takes) else None
-            t_put = wall(take.t - take.wait if take else bag.sort.t_done)
-            found.append(Slot(t_put, wall(take.t) if take else None, 1))
+            if len(found) < len(takes):
+                t_take, wait = takes[len(found)]
+                found.append(Slot(wall(t_take - wait), wall(t_take), 1))
+            else:
+                found.append(Slot(wall(bag.sort.t_done), None, 1))
         elif fate == rec.STAPLED and found:
             found[-1] = found[-1]._replace(letters=found[-1].letters + 1)
     return found
