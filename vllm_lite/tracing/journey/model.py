@@ -263,11 +263,6 @@ class StepJourney:
         return (self.update or self.execute or self.schedule).t1
 
     @property
-    def stays(self) -> list[tuple[Stay, int]]:
-        """Who took part, and the tokens granted."""
-        return list(zip(self.members, self.schedule.tokens, strict=False))
-
-    @property
     def requests(self) -> list[RequestJourney]:
         """The traced requests in it, each once."""
         return list(dict.fromkeys(stay.request for stay in self.members if stay.request is not None))

@@ -64,7 +64,7 @@ def _links(step: StepJourney) -> list[Link]:
     """To the root span of each traced request in the step, with the tokens granted to all its samples."""
     links: list[Link] = []
     sampled: dict[RequestJourney, int] = {}
-    for stay, tokens in step.stays:
+    for stay, tokens in zip(step.members, step.schedule.tokens, strict=False):  # a step that was forgotten has no members
         if stay.request is not None and stay.request.has_samples:
             sampled[stay.request] = sampled.get(stay.request, 0) + tokens
         elif (link := stay.links.get(tokens)) is not None:
