@@ -188,10 +188,6 @@ def test_a_bag_knows_when_it_was_made() -> None:
     assert EngineCoreOutputs(timestamp=3.0).timestamp == 3.0
 
 
-def test_an_event_happens_now() -> None:
-    assert 0 < EngineCoreEvent.new_event(EngineCoreEventType.QUEUED).timestamp <= EngineCoreOutputs().timestamp
-
-
 def test_a_request_has_one_kind_of_parameters() -> None:
     request, _ = GOLDEN["request"]
     pooling, _ = GOLDEN["pooling request"]

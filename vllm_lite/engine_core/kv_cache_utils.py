@@ -113,24 +113,17 @@ def get_kv_cache_config(
         room = cache.kv_cache_memory_bytes if cache.kv_cache_memory_bytes is not None else available_bytes
         assert room is not None
         num_blocks = room // bytes_per_block
-    _check_max_model_len(vllm_config, num_blocks, bytes_per_block)
-    group = KVCacheGroupSpec(list(specs), next(iter(specs.values())))
-    return KVCacheConfig(num_blocks, specs, [group])
-
-
-def _check_max_model_len(vllm_config: VllmConfig, num_blocks: int, bytes_per_block: int) -> None:
-    block_size = vllm_config.cache_config.block_size
     max_model_len = vllm_config.model_config.max_model_len
     assert max_model_len is not None, "ModelConfig settles max_model_len from config.json"
-    needed = -(-max_model_len // block_size) + 1  # and the null block
-    if needed <= num_blocks:
-        return
-    fits = max(0, num_blocks - 1) * block_size
-    has, needs = num_blocks * bytes_per_block / _MIB, needed * bytes_per_block / _MIB
-    raise refuse(
-        "max_model_len",
-        max_model_len,
-        f"<= {fits}: the KV cache has {num_blocks} blocks of {block_size} tokens ({has:.1f} MiB), and one request of that "
-        f"length needs {needed} ({needs:.1f} MiB). Lower max_model_len, or give the cache more by kv_cache_memory_bytes, "
-        "gpu_memory_utilization or num_gpu_blocks_override",
-    )
+    needed = -(-max_model_len // cache.block_size) + 1  # and the null block
+    if needed > num_blocks:
+        fits = max(0, num_blocks - 1) * cache.block_size
+        has, needs = num_blocks * bytes_per_block / _MIB, needed * bytes_per_block / _MIB
+        raise refuse(
+            "max_model_len",
+            max_model_len,
+            f"<= {fits}: the KV cache has {num_blocks} blocks of {cache.block_size} tokens ({has:.1f} MiB), and one request of "
+            f"that length needs {needed} ({needs:.1f} MiB). Lower max_model_len, or give the cache more by "
+            "kv_cache_memory_bytes, gpu_memory_utilization or num_gpu_blocks_override",
+        )
+    return KVCacheConfig(num_blocks, specs, [KVCacheGroupSpec(list(specs), next(iter(specs.values())))])

@@ -142,7 +142,7 @@ class Request:
 
     def record_event(self, event_type: EngineCoreEventType) -> None:
         """Note a milestone; it rides with the next output."""
-        self.events.append(EngineCoreEvent.new_event(event_type))
+        self.events.append(EngineCoreEvent(event_type, time.monotonic()))
 
     def add_prompt_logprobs(self, chunk: LogprobsLists) -> None:
         """Keep those of one more chunk of the prompt until the first output; a later recomputation adds nothing."""

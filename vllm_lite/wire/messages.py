@@ -113,11 +113,6 @@ class EngineCoreEvent(msgspec.Struct, array_like=True, gc=False):
     type: EngineCoreEventType
     timestamp: float
 
-    @classmethod
-    def new_event(cls, event_type: EngineCoreEventType) -> EngineCoreEvent:
-        """An event that happens now."""
-        return cls(event_type, time.monotonic())
-
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """One request's row in a bag."""

@@ -104,9 +104,10 @@ class EngineCoreProc(EngineCore):
         """
         self._output_thread.start()
         self._input_thread.start()
+        time_to_end = self.vllm_config.shutdown_timeout * 1e9
         while True:
             self._process_input_queue()
-            if self._shutdown_requested and (not self.has_work() or self._had_its_time()):
+            if self._shutdown_requested and (not self.has_work() or now_ns() >= self._t_shutdown + time_to_end):
                 break
             self._tell_coordinator()
             self._process_engine_step()
@@ -120,9 +121,6 @@ class EngineCoreProc(EngineCore):
         self._t_shutdown = now_ns()
         self._shutdown_requested = True
         self.input_queue.put((EngineCoreRequestType.WAKEUP, None))
-
-    def _had_its_time(self) -> bool:
-        return now_ns() >= self._t_shutdown + self.vllm_config.shutdown_timeout * 1e9
 
     def _process_input_queue(self) -> None:
         """Handle what has arrived; with nothing to schedule, sleep until something does."""
