@@ -112,10 +112,7 @@ class Sort(Record, tag=4):
 
 
 class Takes(Record, tag=5):
-    """Letters taken from mailboxes since the last flush, as parallel columns (level 2 and up).
-
-    What was taken, and how long it had lain there, follows from the letters sorted before.
-    """
+    """Letters taken since the last flush, as columns (level 2 and up). What they were follows from the Sorts before."""
 
     STATION = "S9"
     reqs: list[int]
@@ -134,11 +131,7 @@ class Abort(Record, tag=6):
 
 
 class Close(Record, tag=7):
-    """The request's one end, whichever it was; its root span ends here.
-
-    `left_tokens` are those of the letters `left` that the caller did not have; -1 where the writer does not say. `level` is the
-    lowest that was in force since Accept: where that was lowered, single letters may be missing.
-    """
+    """The request's one end, whichever it was; its root span ends here."""
 
     STATION = "S9"
     req: int
@@ -157,8 +150,8 @@ class Close(Record, tag=7):
     num_output_tokens: int
     num_cached_tokens: int
     t_first_token: int | None
-    left_tokens: int = -1
-    level: int = 3
+    left_tokens: int = -1  # those `left` that the caller did not have; -1 where the writer does not say
+    level: int = 3  # the lowest since Accept; single letters may be missing where it was lowered
 
 
 class Call(Record, tag=8):
@@ -246,17 +239,14 @@ class Execute(Record, tag=23):
 
 
 class Update(Record, tag=24):
-    """update_from_output ran from t0 to t1; `finished` are (req, finish reason) of sampled requests that ended here.
-
-    `num_bags` of it go out, one for each client with outputs (-1: not told); a `step` of -1 is one that is not recorded.
-    """
+    """update_from_output ran from t0 to t1. A `step` of -1 is one that is not recorded."""
 
     STATION = "S7"
     step: int
     t0: int
     t1: int
-    finished: list[tuple[int, str]]
-    num_bags: int = -1
+    finished: list[tuple[int, str]]  # (req, finish reason) of sampled requests that ended here
+    num_bags: int = -1  # that go out, one for each client with outputs; -1: not told
     stale: Sequence[tuple[str, int]] = ()  # tokens made for requests that were gone by then, by internal id
 
 
@@ -277,7 +267,7 @@ class Send(Record, tag=25):
 
 
 class Leave(Record, tag=26):
-    """A request left the core outside a step: aborted in whatever state, or failed. `late` tokens were dropped."""
+    """A request left the core outside a step: aborted in whatever state, or failed."""
 
     STATION = "S5"
     req: int
