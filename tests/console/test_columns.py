@@ -9,8 +9,8 @@ from vllm_lite.console.rows import Ledger, Row
 from vllm_lite.tracing import records as rec
 
 
-def shown(column: Column, known: dict[int, dict[str, float]], row: Row) -> str:
-    value = known[id(row)].get(column.key)
+def shown(column: Column, known: dict[str, float]) -> str:
+    value = known.get(column.key)
     return "-" if value is None else column.text(value)
 
 
@@ -18,12 +18,12 @@ def test_a_bags_figures() -> None:
     run = short_story()
     row = Ledger(run).rows[0]
     assert isinstance(row, Row)
-    known = row_figures(run, [row])
-    assert [shown(column, known, row) for column in COLUMNS] == [
+    known = row_figures(row)
+    assert [shown(column, known) for column in COLUMNS] == [
         *("0", "3", "165", "0.15", "20.94", "0.14", "0.10", "0.25"),
     ]
-    assert [shown(column, known, row) for column in PLANS] == ["33", "3", "0", "3.3%"]
-    assert shown(WAIT, known, row) == "0.04"
+    assert [shown(column, known) for column in PLANS] == ["33", "3", "0", "3.3%"]
+    assert WAIT.text(longest_waits(run, [row])[id(row)]) == "0.04"
     assert [column.top for column in COLUMNS[3:]] == ["S5", "S6", "S7", "", "S8"]
 
 
@@ -31,17 +31,16 @@ def test_bags_left_out_have_means_and_no_number() -> None:
     run = Teller([Caller(answer=4)]).tell()
     rows = [row for row in Ledger(run).rows if isinstance(row, Row)]
     gap = Row(rows[1].bags + rows[2].bags, rows[1].steps + rows[2].steps, why="2 alike")
-    known = row_figures(run, [*rows, gap])
-    assert shown(COLUMNS[0], known, gap) == "-"
-    means = [(known[id(rows[1])][key] + known[id(rows[2])][key]) / 2 for key in TIMED]
-    assert [known[id(gap)][key] for key in TIMED] == pytest.approx(means)
+    first, second, known = row_figures(rows[1]), row_figures(rows[2]), row_figures(gap)
+    assert shown(COLUMNS[0], known) == "-"
+    assert [known[key] for key in TIMED] == pytest.approx([(first[key] + second[key]) / 2 for key in TIMED])
 
 
 def test_a_step_without_a_bag_has_only_its_own_times() -> None:
     run = Teller([Caller(prompt=300, answer=2)], chunk=256).tell()
     row = Ledger(run).rows[0]
     assert isinstance(row, Row)
-    assert list(row_figures(run, [row])[id(row)]) == ["S5", "S6", *(column.key for column in PLANS)]
+    assert list(row_figures(row)) == ["S5", "S6", *(column.key for column in PLANS)]
 
 
 def test_the_wait_is_that_of_the_letter_that_lay_longest() -> None:

@@ -52,18 +52,8 @@ PLANS = (
 )
 
 
-def row_figures(run: Run, rows: Sequence[Row]) -> dict[int, dict[str, float]]:
-    """What is known of each row, by its id: nanoseconds at each of TIMED and in a mailbox, counts of bag and step.
-
-    Rows that stand for several bags have the means, and the longest wait.
-    """
-    found = {id(row): _means(row) for row in rows}
-    for row, wait in longest_waits(run, rows).items():
-        found[row]["wait"] = wait
-    return found
-
-
-def _means(row: Row) -> dict[str, float]:
+def row_figures(row: Row) -> dict[str, float]:
+    """What is known of a row: nanoseconds at each of TIMED, counts of bag and step; means where it stands for several bags."""
     values: dict[str, list[float]] = defaultdict(list)
     steps = [bag.step for bag in row.bags if bag.step] if row.bags else row.steps
     for key, t0, t1 in chain(*map(step_visits, steps), *map(bag_visits, row.bags)):
@@ -81,7 +71,7 @@ def _means(row: Row) -> dict[str, float]:
 
 
 def longest_waits(run: Run, rows: Sequence[Row]) -> dict[int, int]:
-    """By id of a row: the longest time that a letter of its bags lay in a mailbox."""
+    """By id of a row: the longest time that a letter of its bags lay in a mailbox. It takes a while for a large run."""
     row_of = {id(bag): id(row) for row in rows for bag in row.bags}
     found: dict[int, int] = defaultdict(int)
     for request in run.requests:

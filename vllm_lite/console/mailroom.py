@@ -15,7 +15,7 @@ from statistics import median
 
 from rich.text import Text
 
-from vllm_lite.console.columns import BAG, BYTES, COLUMNS, CORE, PLANS, TIMED, WAIT, Column, row_figures
+from vllm_lite.console.columns import BAG, BYTES, COLUMNS, CORE, PLANS, TIMED, WAIT, Column, longest_waits, row_figures
 from vllm_lite.console.figures import count, size, span, split
 from vllm_lite.console.passage import STOPS, request_end
 from vllm_lite.console.rows import Cell, Ledger, Note, Row, Texts, fates
@@ -63,7 +63,7 @@ class _Layout:
     def __init__(self, view: Mailroom, screen: Screen) -> None:
         self.view, self.screen, self.glyphs = view, screen, screen.glyphs
         self.held = [row for row in view.rows if isinstance(row, Row)]
-        self.figures = row_figures(view.run, self.held)
+        self.figures = {id(row): row_figures(row) for row in self.held}
         self.cells = {id(row): {} if row.why else view.ledger.cells(row) for row in self.held}
         self.drawn = [cell for cells in self.cells.values() for cell in cells.values()]
         self.names = sorted({number for cells in self.cells.values() for number in cells})
@@ -77,7 +77,11 @@ class _Layout:
         self.lane = max([4, *(len(self._word(cell)) for cell in self.drawn)]) + 1
         self.lanes = bool(self.names) and len(self.names) * self.lane <= room
         mailboxes = max(GAP_LEAST, len(self.names) * self.lane) if self.lanes else NAMES_LEAST
-        room -= mailboxes + self._add(WAIT, room - mailboxes)
+        room -= mailboxes
+        if room >= 2 + len(WAIT.name):
+            for row_id, wait in longest_waits(view.run, self.held).items():
+                self.figures[row_id]["wait"] = wait
+            room -= self._add(WAIT, room)
         self.text = 0  # cells for what callers read, in each lane
         if self.lanes and any(cell.text for cell in self.drawn):
             spare = (room + mailboxes) // len(self.names) - self.lane - 1
