@@ -84,7 +84,6 @@ def test_bags_that_tell_the_same_shrink() -> None:
     ]
     gap = rows[5]
     assert isinstance(gap, Row)
-    assert not gap.mixed
     assert [bag.sort.bag for bag in gap.bags] == list(range(5, 40))
 
 
@@ -102,8 +101,9 @@ def test_a_long_varied_run_loses_its_middle_and_says_what_it_was(monkeypatch: py
     (gap,) = [row for row in rows if isinstance(row, Row) and row.why]
     left_out = len(everything) - 11
     events = left_out - len(gap.bags)
-    assert gap.mixed
-    assert gap.why == f"{len(gap.bags)} more, {events} events"
+    letters = fates(gap.bags)
+    told = f"{letters[rec.PUT]} put, {letters[rec.STAPLED]} stapled, {letters[LATE]} late"
+    assert gap.why == f"{len(gap.bags)} more, {events} events: {told}"
     assert rows[-1] is everything[-1]
 
 

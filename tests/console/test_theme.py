@@ -100,5 +100,5 @@ def test_a_width_is_within_reason(columns: str, width: int, monkeypatch: pytest.
 
 
 def test_commands_print_what_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
-    new_console(width=40).print("[bold]:smile: 12 http://x[/bold]")
+    new_console().print("[bold]:smile: 12 http://x[/bold]")
     assert capsys.readouterr().out == "[bold]:smile: 12 http://x[/bold]\n"

@@ -18,10 +18,10 @@ from rich.text import Text
 from vllm_lite.console.columns import BAG, BYTES, COLUMNS, CORE, PLANS, TIMED, WAIT, Column, longest_waits, row_figures
 from vllm_lite.console.figures import count, size, span, split
 from vllm_lite.console.passage import STOPS, request_end
-from vllm_lite.console.rows import Cell, Ledger, Note, Row, Texts, fates
+from vllm_lite.console.rows import Cell, Ledger, Note, Row, Texts, account
 from vllm_lite.console.theme import DIM, ERROR, FATE_STYLES, PROCESS_STYLES, STRONG, Screen, View, request_name, request_style
 from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.journey import LATE, Bag, Run
+from vllm_lite.tracing.journey import LATE, Run
 
 ROWS = 24  # shown before the middle is left out
 WORDS = {rec.PUT: "put", rec.KEPT_BACK: "kept", LATE: "late"}
@@ -151,9 +151,9 @@ class _Layout:
             line.append("  ").append_text(self._bar(self._times(row)))
         line.append(f"  {self.glyphs.border} ", DIM)
         if row.why:
-            return line.append(f"{row.why}: {_account(row.bags)}" if row.mixed else row.why, DIM)
+            return line.append(row.why, DIM)
         if not self.cells[id(row)]:
-            return line.append(_account(row.bags))
+            return line.append(account(row.bags))
         return line.append_text(self._in_lanes(row) if self.lanes else self._grouped(row))
 
     def _bar(self, times: Sequence[float]) -> Text:
@@ -224,13 +224,6 @@ class _Layout:
                 line = Text("  ")
             line.append(word, STRONG).append(f" {meaning}  ", DIM)
         yield line
-
-
-def _account(bags: Sequence[Bag]) -> str:
-    """What became of the letters of these bags."""
-    words = {rec.PUT: "put", rec.STAPLED: "stapled", rec.KEPT_BACK: "kept back", LATE: "late"}
-    found = fates(bags)
-    return ", ".join(f"{found[fate]:,} {word}" for fate, word in words.items() if found[fate]) or "no letter"
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -45,7 +45,6 @@ class Row:
     bags: list[Bag]
     steps: list[StepJourney]
     why: str = ""
-    mixed: bool = False  # the bags left out are not alike
 
 
 @dataclass
@@ -167,8 +166,16 @@ class Ledger:
 def _gap(lines: Sequence[Line], how: str) -> Row:
     rows = [line for line in lines if isinstance(line, Row)]
     bags, steps = [bag for row in rows for bag in row.bags], [step for row in rows for step in row.steps]
-    notes = f", {count(len(lines) - len(rows), 'event')}" if len(rows) < len(lines) else ""
-    return Row(bags, steps, mixed=how == "more", why=f"{len(bags or rows):,} {how}{notes}")
+    why = f"{len(bags or rows):,} {how}"
+    why += f", {count(len(lines) - len(rows), 'event')}" if len(rows) < len(lines) else ""
+    return Row(bags, steps, f"{why}: {account(bags)}" if how == "more" else why)
+
+
+def account(bags: Sequence[Bag]) -> str:
+    """What became of the letters of these bags, in words."""
+    words = {rec.PUT: "put", rec.STAPLED: "stapled", rec.KEPT_BACK: "kept back", LATE: "late"}
+    found = fates(bags)
+    return ", ".join(f"{found[fate]:,} {word}" for fate, word in words.items() if found[fate]) or "no letter"
 
 
 def fates(bags: Sequence[Bag]) -> Counter[str]:

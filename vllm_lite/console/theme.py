@@ -125,9 +125,9 @@ def request_style(index: int) -> str:
     return _REQUEST_STYLES[index % len(_REQUEST_STYLES)]
 
 
-def new_console(*, stderr: bool = False, width: int | None = None) -> Console:
+def new_console() -> Console:
     """A console as every command and demo uses it: no guessing at markup, numbers or emoji in what is printed."""
-    console = Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
+    console = Console(markup=False, emoji=False, highlight=False)
     if not NARROWEST <= console.width <= WIDEST:  # COLUMNS may hold anything; 0 says that nobody knows
         console.width = min(max(console.width or USUAL, NARROWEST), WIDEST)
     return console
