@@ -75,7 +75,7 @@ def longest_waits(run: Run, rows: Sequence[Row]) -> dict[int, int]:
     row_of = {id(bag): id(row) for row in rows for bag in row.bags}
     found: dict[int, int] = defaultdict(int)
     for request in run.requests:
-        bags, waits = request.letters.sources, request.waits
+        bags, waits = request.bags, request.waits
         if bags and waits and not request.aborts and row_of.get(id(bags[0])) == row_of.get(id(bags[-1])):
             puts, waits = [bags[0]], [max(waits)]  # all its letters are in one row, so that none of them need be looked at
         else:  # the k-th put is what the k-th take found; who was aborted took one more, that no bag brought

@@ -86,7 +86,7 @@ def slots(request: RequestJourney) -> list[Slot]:
     """What lay in the request's mailbox, in order (level 2 and up). The k-th put is what the k-th take found."""
     wall, takes = request.process.wall, list(zip(request.t_takes, request.waits, strict=True))
     found: list[Slot] = []
-    for bag, fate in zip(request.letters.sources, request.fates, strict=True):
+    for bag, fate in zip(request.bags, request.fates, strict=True):
         if fate == rec.PUT:
             if len(found) < len(takes):
                 t_take, wait = takes[len(found)]
@@ -114,8 +114,8 @@ def request_intervals(request: RequestJourney) -> dict[str, list[Interval]]:
 
 def bags_of(request: RequestJourney) -> list[Bag]:
     """The bags with a letter for this request; those of its steps where single letters were not recorded (level 1)."""
-    if request.letters or request.late:
-        return list(dict.fromkeys([*request.letters.sources, *(letter.bag for letter in request.late)]))
+    if request.bags or request.late:
+        return list(dict.fromkeys([*request.bags, *(letter.bag for letter in request.late)]))
     return [bag for step in request.steps for bag in step.bags if bag.process is request.process]
 
 

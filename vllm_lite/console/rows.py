@@ -69,13 +69,13 @@ class Ledger:
     def __init__(self, run: Run, numbers: Sequence[int] | None = None, texts: Texts | None = None) -> None:
         self.requests = dict(zip(numbers or range(len(run.requests)), run.requests, strict=True))
         self.numbers = {id(request): number for number, request in self.requests.items()}
-        finished = [r for r in run.requests if r.letters and r.close and r.close.outcome == "finished"]
-        self._last = {id(r): (r.letters.sources[-1], r.letters.places[-1]) for r in finished}
+        finished = [r for r in run.requests if r.bags and r.close and r.close.outcome == "finished"]
+        self._last = {id(r): (r.bags[-1], r.places[-1]) for r in finished}
         self._endings = {id(bag) for bag, _ in self._last.values()}
         self._texts: dict[tuple[int, int], str] = {}  # by id of the bag and place in it
         for request in run.requests:
             if read := (texts or {}).get(request.accept.external_id):
-                letters = zip(request.letters.sources, request.letters.places, request.fates, strict=True)
+                letters = zip(request.bags, request.places, request.fates, strict=True)
                 puts = [(id(bag), place) for bag, place, fate in letters if fate == rec.PUT]
                 self._texts |= zip(puts, read, strict=False)  # the k-th take finds what the mailbox was empty for the k-th time
         self.rows = [line for _, _, line in sorted(self._moments(run), key=lambda moment: moment[:2])]
@@ -121,7 +121,7 @@ class Ledger:
             return Cell(LATE)
         pile = int(letter.fate == rec.STAPLED)
         index = request.letter_index(bag, place) - 1 if pile else -1
-        while index >= 0 and (fate := request.letters.sources[index].sort.fates[request.letters.places[index]]) != rec.PUT:
+        while index >= 0 and (fate := request.bags[index].sort.fates[request.places[index]]) != rec.PUT:
             pile, index = pile + (fate == rec.STAPLED), index - 1
         last = self._last.get(id(request)) == (bag, place)
         return Cell(letter.fate, pile, last, self._texts.get((id(bag), place), ""))

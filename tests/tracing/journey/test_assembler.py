@@ -186,7 +186,7 @@ def test_what_is_forgotten_is_gone_and_holds_on_to_nothing() -> None:
     known = (assembler._posted, assembler._posts, assembler.steps)
     tables = (assembler.requests, assembler.stays[core], assembler._received, assembler._steps_by_number)
     assert [len(table) for table in (*tables, *known, *(table.waiting for table in known))] == [0] * 10
-    assert [len(held) for held in (step.members, request.letters, request.stays[0].spells)] == [0] * 3
+    assert [len(held) for held in (step.members, request.bags, request.stays[0].spells)] == [0] * 3
     assert [letter.request for letter in step.bags[0].letters] == [None]
     assembler.feed(front, rec.Takes([1], [80]))
     assert assembler.unclaimed == 1

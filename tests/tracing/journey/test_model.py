@@ -20,18 +20,6 @@ def test_a_list_may_be_cut_down_to_its_ends(items: list[int], first: int, last: 
     assert ends.total == len(items) + 1
 
 
-@given(st.integers(1, 9), st.integers(0, 3), st.integers(0, 3))
-def test_letters_are_a_sequence_of_what_the_bags_hold(count: int, first: int, last: int) -> None:
-    front = make.front()
-    bags = [(front, make.sort(number, 10 * number, [(2, 0, "p"), (1, number, "p")])) for number in range(count)]
-    letters = make.request((front, make.accept()), *bags).letters
-    assert [letter.tokens for letter in letters] == [letters[i].tokens for i in range(len(letters))] == list(range(count))
-    letters.cut(first, last)
-    kept = [*range(first), *range(count - last, count)] if count > first + last else list(range(count))
-    assert [letter.tokens for letter in letters] == kept
-    assert (len(letters), letters.skipped) == (len(kept), count - len(kept))
-
-
 def test_letters_are_made_once() -> None:
     front = make.front()
     request = make.request((front, make.accept()), (front, make.sort(0, 10, [(1, 1, "p")])))
@@ -43,12 +31,10 @@ def test_a_letter_is_found_by_where_it_lay() -> None:
     front = make.front()
     bags = [(front, make.sort(number, 10 * number, [(1, 1, "p"), (2, 1, "p"), (1, 1, "s")])) for number in range(3)]
     request = make.request((front, make.accept()), *bags)
-    found = [
-        request.letter_index(bag, place) for bag, place in zip(request.letters.sources, request.letters.places, strict=True)
-    ]
-    assert found == list(range(6))
+    lay = zip(request.bags, request.places, strict=True)
+    assert [request.letter_index(bag, place) for bag, place in lay] == list(range(6))
     assert request.fates == "pspsps"
-    middle = request.letters.sources[2]
+    middle = request.bags[2]
     request.cut(1)
     assert request.letter_index(middle, 0) == -1
 
@@ -79,7 +65,7 @@ def test_a_letter_lies_in_its_slice() -> None:
     front = make.front()
     sort = make.sort(0, 10, [(1, 1, "p")] * 6, slices=[(12, 14, 2), (15, 17, 3)])
     request = make.request((front, make.accept()), (front, sort))
-    assert request.letters.sources[0].t_sorted == [14, 14, 17, 17, 17, sort.t_done]
+    assert request.bags[0].t_sorted == [14, 14, 17, 17, 17, sort.t_done]
 
 
 def test_a_run_prints_in_one_line(canned: Run) -> None:

@@ -170,8 +170,7 @@ def test_events_between_the_ends_are_counted() -> None:
     bags = [(front, make.sort(number, 10 * number, [(1, 1, "p")])) for number in range(10)]
     takes = (front, rec.Takes([1] * 10, list(range(10))))
     request = make.request((front, make.accept()), *bags, takes, (front, make.close()))
-    request.letters.cut(2, 2)
-    request.t_takes.cut(2, 2)
+    request.cut(2)
     root = request_spans(request)[0]
     assert ([event.attributes["index"] for event in root.events], root.dropped_events) == ([0, 1, 8, 9], 6)
     assert (len(one(request, "mailbox").events), one(request, "mailbox").dropped_events) == (8, 12)

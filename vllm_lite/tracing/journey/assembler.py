@@ -142,8 +142,8 @@ class Assembler:
         bag = Bag(process, record, list(map(self._numbered[process].get, record.reqs)))
         for place, request in enumerate(bag.members):
             if request is not None:
-                request.letters.sources.append(bag)
-                request.letters.places.append(place)
+                request.bags.append(bag)
+                request.places.append(place)
                 request.num_tokens += record.tokens[place]
             elif record.reqs[place]:  # 0 stands for one that is not traced
                 self.unclaimed += 1
@@ -240,9 +240,8 @@ class Assembler:
             stay.spells.clear()
             if stay.receive is not None:
                 self._received.pop(stay.receive.internal_id, None)
-        request.letters.cut(0, 0)
-        request.t_takes.cut(0, 0)
-        request.late.clear()
+        for held in (request.bags, request.places, request.t_takes, request.late):
+            held.clear()
 
     def forget_step(self, step: StepJourney) -> None:
         """Drop a step and its bags; requests that took part keep its times and their letters."""

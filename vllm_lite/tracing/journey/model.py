@@ -9,7 +9,6 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
@@ -42,36 +41,6 @@ class Ends(list[T]):
         if len(self) > first + last:
             self.skipped, self.gap = self.total - first - last, first
             del self[first : len(self) - last]
-
-
-class Letters:
-    """A request's letters, as the bags that they came in and their places there; each is made when it is looked at.
-
-    There is one for each token and most are never looked at, so that a run of a million tokens is open in a second.
-    """
-
-    def __init__(self) -> None:
-        self.sources: Ends[Bag] = Ends()
-        self.places: Ends[int] = Ends()
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __iter__(self) -> Iterator[Letter]:
-        return (bag.letters[place] for bag, place in zip(self.sources, self.places, strict=True))
-
-    def __getitem__(self, index: int) -> Letter:
-        return self.sources[index].letters[self.places[index]]
-
-    @property
-    def skipped(self) -> int:
-        """How many were cut away."""
-        return self.places.skipped
-
-    def cut(self, first: int, last: int) -> None:
-        """As in Ends."""
-        self.sources.cut(first, last)
-        self.places.cut(first, last)
 
 
 class Share(NamedTuple):
@@ -162,8 +131,11 @@ class RequestJourney:
     tokenised: list[rec.Tokenise] = field(default_factory=list)  # one, or as many as the prompt had parts that came one by one
     posts: list[rec.Post] = field(default_factory=list)
     stays: list[Stay] = field(default_factory=list)
-    letters: Letters = field(default_factory=Letters)  # level 2 and up
-    t_takes: Ends[int] = field(default_factory=Ends)  # when its caller took a letter: level 2 and up
+    # From level 2: which bags its letters lay in, at which places there, and when its caller took some. There is one for each
+    # token and most are never looked at: as plain columns they cost little, and a run of a million tokens is open in a second.
+    bags: Ends[Bag] = field(default_factory=Ends)
+    places: Ends[int] = field(default_factory=Ends)
+    t_takes: Ends[int] = field(default_factory=Ends)
     farewells: list[rec.Farewell] = field(default_factory=list)  # level 2 and up
     late: list[Letter] = field(default_factory=list)
     aborts: list[rec.Abort] = field(default_factory=list)
@@ -174,30 +146,35 @@ class RequestJourney:
 
     def cut(self, keep: int) -> None:
         """Of one that goes on for long, keep `keep` items at each end; below level 3 two of its decode steps are enough."""
-        self.letters.cut(keep, keep)
-        self.t_takes.cut(keep, keep)
+        for column in (self.bags, self.places, self.t_takes):
+            column.cut(keep, keep)
         for stay in self.stays:
             if len(stay.spells[-1].steps) > 2 * keep:
                 ends = keep if self.accept.level > 2 else 1
                 stay.spells[-1].steps.cut(len(stay.spells[-1].prefills) + ends, ends)
 
     @property
+    def letters(self) -> list[Letter]:
+        """Its letters, late ones apart."""
+        return [bag.letters[place] for bag, place in zip(self.bags, self.places, strict=True)]
+
+    @property
     def fates(self) -> str:
-        """Its letters' fates, late ones apart."""
-        return "".join([bag.sort.fates[place] for bag, place in zip(self.letters.sources, self.letters.places, strict=True)])
+        """Its letters' fates."""
+        return "".join([bag.sort.fates[place] for bag, place in zip(self.bags, self.places, strict=True)])
 
     def letter_index(self, bag: Bag, place: int) -> int:
         """Which of its letters lay at `place` in `bag`; -1 for one that was cut away."""
-        bags, places = self.letters.sources, self.letters.places
-        first = bisect_left(bags, bag.sort.bag, key=lambda other: other.sort.bag)
-        return next((index for index in range(first, len(bags)) if bags[index] is bag and places[index] == place), -1)
+        first = bisect_left(self.bags, bag.sort.bag, key=lambda other: other.sort.bag)
+        found = (i for i in range(first, len(self.bags)) if self.bags[i] is bag and self.places[i] == place)
+        return next(found, -1)
 
     @property
     def takes(self) -> list[Take]:
         """What its caller took. The letters sorted before belong to it, back to the take before; those kept back come with the
         next one that is put. The first take behind a gap may be told too low."""
         takes: list[Take] = []
-        rows = zip(self.letters.sources, self.letters.places, self.fates, strict=True)
+        rows = zip(self.bags, self.places, self.fates, strict=True)
         letters = [(bag.t_sorted[place], bag.sort.tokens[place], fate) for bag, place, fate in rows]
         if self.farewells:
             letters = sorted([*letters, *((farewell.t, 0, farewell.fate) for farewell in self.farewells)])
@@ -215,7 +192,7 @@ class RequestJourney:
     @property
     def waits(self) -> list[int]:
         """How long what each take found had been waiting: since the last put before it."""
-        rows = zip(self.letters.sources, self.letters.places, self.fates, strict=True)
+        rows = zip(self.bags, self.places, self.fates, strict=True)
         puts = [bag.t_sorted[place] for bag, place, fate in rows if fate == rec.PUT]
         if self.farewells:
             puts = sorted([*puts, *(farewell.t for farewell in self.farewells if farewell.fate == rec.PUT)])

@@ -98,5 +98,5 @@ def _never_taken(request: RequestJourney) -> list[int]:
     """How long the letters lay there, until the request's end, that its caller did not take."""
     if request.close is None or not request.close.left:
         return []
-    puts = [bag for bag, fate in zip(request.letters.sources, request.fates, strict=True) if fate == rec.PUT]
+    puts = [bag for bag, fate in zip(request.bags, request.fates, strict=True) if fate == rec.PUT]
     return [max(request.close.t - bag.sort.t_done, 0) for bag in puts[len(request.t_takes) :]]

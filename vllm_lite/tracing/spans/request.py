@@ -31,7 +31,7 @@ def _root(request: RequestJourney) -> Span:
     t = accept.t, close.t if close else max(process.t_last, accept.t)
     span = Span.recorded(process, accept, f"{accept.operation} {accept.model}", Kind.SERVER, t)
     span.attributes, span.events, span.tracestate = _asked(request), _token_events(request), accept.tracestate
-    span.dropped_events = request.letters.skipped
+    span.dropped_events = request.places.skipped
     if close is None:
         span.leave_open("the front end died before the request ended")
         return span
@@ -82,9 +82,9 @@ def _answered(request: RequestJourney, close: rec.Close) -> Attributes:
 
 def _token_events(request: RequestJourney) -> list[Event]:
     """One for each letter; `index` counts the tokens before it, those of letters that were cut away too."""
-    letters, events, index = list(request.letters), list[Event](), 0
+    letters, events, index = request.letters, list[Event](), 0
     for place, letter in enumerate(letters):
-        if place == request.letters.places.gap:
+        if place == request.places.gap:
             index = request.num_tokens - sum(other.tokens for other in letters[place:])
         attributes: Attributes = {"index": index, "n": letter.tokens, "merged": letter.fate == rec.STAPLED}
         if letter.bag.step is not None:
@@ -162,7 +162,7 @@ def _mailbox(request: RequestJourney, root: Span) -> list[Span]:
     events = sorted(puts + takes, key=lambda event: event.t)
     span = root.child("mailbox", Kind.INTERNAL, (0, 0), {"vllm_lite.takes": request.t_takes.total})
     span.start, span.end, span.events = events[0].t, events[-1].t, events
-    span.dropped_events = request.letters.skipped + request.t_takes.skipped
+    span.dropped_events = request.places.skipped + request.t_takes.skipped
     return [span]
 
 
