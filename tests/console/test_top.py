@@ -9,7 +9,7 @@ from tests.console.screens import Golden, lines, printed, screen
 from tests.console.story import Caller, Teller, crowd, long_story, short_story
 from vllm_lite.console import top as console_top
 from vllm_lite.console.top import Top
-from vllm_lite.tracing.journey import Run
+from vllm_lite.tracing.journey import Process, Run
 
 
 def frame(run: Run) -> Top:
@@ -39,6 +39,14 @@ def test_rates_are_those_of_the_last_two_seconds() -> None:
     assert lines(top)[1] == "12 tokens and 4 steps a second, 1 running, 0 waiting, KV cache 1.1%"
     top.look(run, run.bags[-1].sort.t_received + 10_000_000_000)
     assert lines(top)[1] == "0 tokens and 0 steps a second"
+
+
+def test_requests_of_all_engine_cores_are_counted() -> None:
+    run = short_story()
+    first, second = run.steps[1], run.steps[-1]
+    first.process = Process("engine-core", 102, "host", "boot")
+    assert (first.schedule.num_running, second.schedule.num_running) == (3, 1)
+    assert lines(frame(run))[1].endswith(", 4 running, 0 waiting, KV cache 3.3%")
 
 
 def test_before_anything_came() -> None:

@@ -58,8 +58,9 @@ class Top:
         tokens = sum(bag.sort.num_tokens for bag in bags)
         line = Text().append(f"{tokens / WINDOW_S:,.0f} tokens and {steps / WINDOW_S:,.0f} steps a second", STRONG)
         if steps:
-            plan = run.steps[-1].schedule
-            line.append(f", {plan.num_running} running, {plan.num_waiting} waiting, KV cache {plan.kv_usage:.1%}")
+            plans = {step.process: step.schedule for step in run.steps}.values()  # the last of each engine core
+            running, waiting = sum(plan.num_running for plan in plans), sum(plan.num_waiting for plan in plans)
+            line.append(f", {running} running, {waiting} waiting, KV cache {max(plan.kv_usage for plan in plans):.1%}")
         return line
 
 
