@@ -3,8 +3,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from vllm_lite.tracing.check import check_run, read_client, read_lines
+from vllm_lite.tracing.check import check_run, judge, read_client, read_lines
 from vllm_lite.tracing.journey import Run
+
+
+def test_a_finding_counts_and_tells() -> None:
+    assert judge("rule", [(True, "fine")]).ok
+    finding = judge("rule", [(True, "fine"), (False, "broken"), (True, "well"), (False, "lost")])
+    assert finding == ("rule", 4, ["broken", "lost"])
+    assert not finding.ok
 
 
 def test_every_rule_is_applied(canned: Run, canned_dir: Path) -> None:

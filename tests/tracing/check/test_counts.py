@@ -7,9 +7,8 @@ import pytest
 
 from tests.tracing import make
 from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.check import ClientLine, Finding
+from vllm_lite.tracing.check import ClientLine, Finding, judge
 from vllm_lite.tracing.check import counts as rules
-from vllm_lite.tracing.check.finding import judge
 from vllm_lite.tracing.journey import Run
 from vllm_lite.tracing.process import Process
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tests.tracing import make
-from vllm_lite.tracing.check.finding import Finding, Held, judge
+from vllm_lite.tracing.check import Finding, judge
+from vllm_lite.tracing.check.counts import Held
 from vllm_lite.tracing.check.trees import Trees
 from vllm_lite.tracing.journey import Run
 from vllm_lite.tracing.spans import Kind, Link, Span, run_spans

@@ -9,18 +9,41 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from vllm_lite.tracing.check import counts
-from vllm_lite.tracing.check.counts import ClientLine
-from vllm_lite.tracing.check.finding import Finding, judge
+from vllm_lite.tracing.check.counts import ClientLine, Held
 from vllm_lite.tracing.check.trees import Trees
 from vllm_lite.tracing.context import SpanContext
 from vllm_lite.tracing.journey import Run
 from vllm_lite.tracing.spans import run_spans
 
-__all__ = ["ClientLine", "Finding", "check_run", "engine_dead", "reachable", "read_client", "read_lines"]
+__all__ = ["ClientLine", "Finding", "check_run", "engine_dead", "judge", "reachable", "read_client", "read_lines"]
 
 _KINDS = {"request_id": str, "traceparent": str | None, "token_ids": list | None}  # of a caller's line, where rules look inside
+
+
+class Finding(NamedTuple):
+    """A rule, how many things it was applied to, and a sentence for each that broke it."""
+
+    rule: str
+    checked: int
+    failures: list[str]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing broke the rule."""
+        return not self.failures
+
+
+def judge(rule: str, applications: Iterable[Held]) -> Finding:
+    """The verdict on a rule, which yields what it is applied to."""
+    checked, failures = 0, []
+    for holds, sentence in applications:
+        checked += 1
+        if not holds:
+            failures.append(sentence)
+    return Finding(rule, checked, failures)
 
 
 def check_run(run: Run, client: Sequence[ClientLine] | None = None) -> list[Finding]:

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vllm_lite.tracing import records as rec
-from vllm_lite.tracing.check.finding import Held, equal
 from vllm_lite.tracing.context import parse_traceparent
 from vllm_lite.tracing.journey import Process, RequestJourney, Run
 
 ClientLine = dict[str, Any]
+Held = tuple[bool, str]  # a rule applied to one thing: whether it holds, and the sentence for where it does not
 SAMPLES_ALL = (None, "always_on", "parentbased_always_on")  # requests without a parent, that is
 STEPS_IN_FLIGHT = 2  # of one engine core at most
 
@@ -31,14 +31,14 @@ def letters(run: Run) -> Iterator[Held]:
     """puts == takes + staples + left, and from level 2 the single letters and takes say the same."""
     for request, close in _closed(run):
         name, fates = _name(request), request.fates + "".join(farewell.fate for farewell in request.farewells)
-        yield equal(name, puts=close.puts, takes_staples_left=close.takes + close.staples + close.left)
+        yield _equal(name, puts=close.puts, takes_staples_left=close.takes + close.staples + close.left)
         if _level(request) < 2:
             continue
         stapled = fates.count(rec.STAPLED)
-        yield equal(f"{name} puts", close=close.puts, letters=fates.count(rec.PUT) + stapled)
-        yield equal(f"{name} staples", close=close.staples, letters=stapled)
-        yield equal(f"{name} kept back", close=close.kept_back, letters=fates.count(rec.KEPT_BACK))
-        yield equal(f"{name} takes", close=close.takes, taken=len(request.t_takes))
+        yield _equal(f"{name} puts", close=close.puts, letters=fates.count(rec.PUT) + stapled)
+        yield _equal(f"{name} staples", close=close.staples, letters=stapled)
+        yield _equal(f"{name} kept back", close=close.kept_back, letters=fates.count(rec.KEPT_BACK))
+        yield _equal(f"{name} takes", close=close.takes, taken=len(request.t_takes))
 
 
 def tokens(run: Run, client: Sequence[ClientLine] | None) -> Iterator[Held]:
@@ -46,7 +46,7 @@ def tokens(run: Run, client: Sequence[ClientLine] | None) -> Iterator[Held]:
     for request, close in _closed(run):
         if close.outcome == "finished" and _level(request) >= 2:
             taken = _with_left(close, "taken", _tokens_taken(request))
-            yield equal(f"{_name(request)} tokens", usage=close.num_output_tokens, letters=request.num_tokens, **taken)
+            yield _equal(f"{_name(request)} tokens", usage=close.num_output_tokens, letters=request.num_tokens, **taken)
     if client is not None:
         yield from _against(run, client)
 
@@ -59,7 +59,7 @@ def _against(run: Run, client: Sequence[ClientLine]) -> Iterator[Held]:
         if request is not None and request.close is not None:
             yield from _against_one(request, request.close, line)
             if caller is not None:
-                yield equal(f"{_name(request)} trace", caller=caller.trace_id, accept=request.accept.trace_id)
+                yield _equal(f"{_name(request)} trace", caller=caller.trace_id, accept=request.accept.trace_id)
             continue
         may_be_unsampled = line.get("sampler") not in SAMPLES_ALL or (caller is not None and not caller.sampled)
         told = f"{line['request_id']}: its caller knows it, the spools do not know how it ended"
@@ -74,13 +74,13 @@ def _against_one(request: RequestJourney, close: rec.Close, line: ClientLine) ->
         within = takes in (close.takes, close.takes + close.left)
         yield within, f"{name} takes: caller={takes}, close={close.takes}, left={close.left}"
         return
-    yield equal(f"{name} takes", caller=takes, close=close.takes)
+    yield _equal(f"{name} takes", caller=takes, close=close.takes)
     if _level(request) >= 2:
-        yield equal(f"{name} taken", caller=num_tokens, takes=_tokens_taken(request))
+        yield _equal(f"{name} taken", caller=num_tokens, takes=_tokens_taken(request))
     if close.outcome == "finished":
-        yield equal(f"{name} usage", **_with_left(close, "caller", num_tokens), close=close.num_output_tokens)
+        yield _equal(f"{name} usage", **_with_left(close, "caller", num_tokens), close=close.num_output_tokens)
         reasons = [None] if close.left else sorted(set(close.finish_reasons))
-        yield equal(f"{name} finish", caller=[line.get("finish_reason")], close=reasons)
+        yield _equal(f"{name} finish", caller=[line.get("finish_reason")], close=reasons)
 
 
 def _with_left(close: rec.Close, name: str, tokens: int) -> dict[str, int]:
@@ -95,18 +95,18 @@ def bags(run: Run, max_slice: int = 128) -> Iterator[Held]:
     bag of a front end's count is missing."""
     for process, count in Counter(bag.process for bag in run.bags).items():
         last = max(bag.sort.bag for bag in run.bags if bag.process is process)
-        yield equal(f"front end {process.pid} bags", recorded=count, counted=last + 1)
+        yield _equal(f"front end {process.pid} bags", recorded=count, counted=last + 1)
     for bag in run.bags:
         sort, send, name = bag.sort, bag.send, f"bag {bag.sort.bag}"
         sizes, counts = [size for _, _, size in sort.slices], (sort.num_put, sort.num_stapled, sort.num_kept_back)
-        yield equal(f"{name} letters", bag=sort.num_outputs, slices=sum(sizes), fates=sum(counts) + len(sort.late))
+        yield _equal(f"{name} letters", bag=sort.num_outputs, slices=sum(sizes), fates=sum(counts) + len(sort.late))
         yield max(sizes, default=0) <= max_slice, f"{name} has a slice of {max(sizes, default=0)}"
         if sort.fates:
             columns = tuple(map(sort.fates.count, (rec.PUT, rec.STAPLED, rec.KEPT_BACK)))
-            yield equal(f"{name} fates", columns=columns, counts=counts)
+            yield _equal(f"{name} fates", columns=columns, counts=counts)
         if send is not None:
             sent, came = (send.num_outputs, send.body_size), (sort.num_outputs, sort.body_size)
-            yield equal(f"{name} outputs and bytes", sent=sent, sorted=came)
+            yield _equal(f"{name} outputs and bytes", sent=sent, sorted=came)
 
 
 def steps(run: Run) -> Iterator[Held]:
@@ -146,7 +146,7 @@ def aborts(run: Run) -> Iterator[Held]:
             by_the_core = any(stay.leave for stay in stays) or (bool(stays) and all(stay.finish_reason for stay in stays))
             yield bool(ids) or by_the_core, f"{name} ended as aborted, but nobody gave it up"
         if {abort.reason for abort in request.aborts} == {"stop_string"} and len(request.posts) == 1:
-            yield equal(f"{name} stopped by a string", close=close.outcome, expected="finished")
+            yield _equal(f"{name} stopped by a string", close=close.outcome, expected="finished")
         if ids and not any(stay.process.died for stay in stays):
             lost = set(ids).difference(*(receipt.internal_ids for _, receipt in request.abort_receipts))
             yield not lost, f"{name}: {len(lost)} aborts did not reach the engine core"
@@ -161,7 +161,7 @@ def engine_dead(run: Run) -> Iterator[Held]:
     for request in run.requests:
         if any(stay.t_end is None and stay.process in dead for stay in request.stays):
             outcome = request.close.outcome if request.close else "still open"
-            yield equal(f"{_name(request)} in flight", outcome=outcome, expected="engine_dead")
+            yield _equal(f"{_name(request)} in flight", outcome=outcome, expected="engine_dead")
     behind = sum(bag.step is None and bag.sort.trace is not None for bag in run.bags)
     yield behind <= 1, f"{behind} bags were received whose step is not recorded"
 
@@ -186,10 +186,10 @@ def _whole(request: RequestJourney, runs: bool) -> Iterator[Held]:
     name, close, stays = _name(request), request.close, request.stays
     if close is not None:
         tokenised = sum(part.num_prompt_tokens for part in request.tokenised)
-        yield equal(f"{name} prompt", close=close.num_prompt_tokens, tokenised=tokenised)
+        yield _equal(f"{name} prompt", close=close.num_prompt_tokens, tokenised=tokenised)
     if close is not None and close.outcome == "finished" and not runs:
         received = sum(stay.receive is not None for stay in stays)
-        yield equal(f"{name} on its way in", posted=max(len(request.posts), 1), received=received)
+        yield _equal(f"{name} on its way in", posted=max(len(request.posts), 1), received=received)
     endless = sum(stay.t_end is None and stay.process.ended and not stay.process.died for stay in stays)
     yield not endless, f"{name}: {endless} of its stays in the engine core have no end"
 
@@ -218,3 +218,10 @@ def _level(request: RequestJourney) -> int:
 
 def _name(request: RequestJourney) -> str:
     return f"request {request.accept.external_id}"
+
+
+def _equal(subject: str, **values: object) -> Held:
+    """All `values` should be the same; the sentence names each with what it is."""
+    told = ", ".join(f"{name}={value}" for name, value in values.items())
+    first, *others = values.values()
+    return all(value == first for value in others), f"{subject}: {told}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from vllm_lite.tracing.check.finding import Held
+from vllm_lite.tracing.check.counts import Held
 from vllm_lite.tracing.context import SpanContext
 from vllm_lite.tracing.spans import Kind, Link, Span
 from vllm_lite.tracing.spans.model import INCOMPLETE
