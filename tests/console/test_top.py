@@ -43,7 +43,7 @@ def test_rates_are_those_of_the_last_two_seconds() -> None:
 
 def test_requests_of_all_engine_cores_are_counted() -> None:
     run = short_story()
-    first, second = run.steps[1], run.steps[-1]
+    first, second = run.steps[3], run.steps[-1]
     first.process = Process("engine-core", 102, "host", "boot")
     assert (first.schedule.num_running, second.schedule.num_running) == (3, 1)
     assert lines(frame(run))[1].endswith(", 4 running, 0 waiting, KV cache 3.3%")
