@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -180,3 +182,17 @@ def test_an_engine_that_cannot_start_is_one_line(tiny_model_path: Path) -> None:
     done = vllm_lite(*toy(tiny_model_path, "one", "--kv-cache-memory-bytes", "1"))
     assert done.returncode in (1, 2)
     assert done.stderr.splitlines()[-1].startswith("vllm-lite: ")
+
+
+def test_who_reads_no_further_ends_the_run_without_a_word(tiny_model_path: Path, tmp_path: Path) -> None:
+    """As with `| head`: the first line that nobody takes is an answer's, printed by a task."""
+    command = [sys.executable, "-m", "vllm_lite.entrypoints.cli.main"]
+    words = map(str, toy(tiny_model_path, "one", "two", "--max-tokens", "5", "--out", tmp_path / "run"))
+    with subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        for line in run.stdout:
+            if "ready after" in line:
+                break
+        run.stdout.close()
+        assert (run.stderr.read(), run.wait()) == ("", 1)

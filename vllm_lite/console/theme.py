@@ -125,9 +125,17 @@ def request_style(index: int) -> str:
     return _REQUEST_STYLES[index % len(_REQUEST_STYLES)]
 
 
+class _Console(Console):
+    """Where whoever reads has left (`| head`), printing fails as writing does; rich would leave an event loop by SystemExit."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        raise BrokenPipeError
+
+
 def new_console() -> Console:
     """A console as every command and demo uses it: no guessing at markup, numbers or emoji in what is printed."""
-    console = Console(markup=False, emoji=False, highlight=False)
+    console = _Console(markup=False, emoji=False, highlight=False)
     if not NARROWEST <= console.width <= WIDEST:  # COLUMNS may hold anything; 0 says that nobody knows
         console.width = min(max(console.width or USUAL, NARROWEST), WIDEST)
     return console

@@ -59,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(args.run(args))
     except (VLLMClientError, *WRONG_PATHS) as error:
         return _complain(error, REFUSED)
+    except BrokenPipeError:  # `| head` has seen enough
+        _release_stdout()
+        return FAILED
     except (OSError, EngineStartError, EngineDeadError, EngineGenerateError, QueueOverflowError) as error:
         _release_stdout()  # the disk may be full
         return _complain(error, FAILED)

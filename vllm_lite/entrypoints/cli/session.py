@@ -70,6 +70,8 @@ class Session:
                 await callers.make(calls)
             except asyncio.CancelledError:  # Ctrl-C; every caller has given up, and the journey so far is worth a look
                 self.interrupted = True
+            except ExceptionGroup as failed:  # it cannot be shown to anybody
+                raise failed.exceptions[0] from None
             self.receipts += callers.receipts
 
     def settle(self) -> None:
