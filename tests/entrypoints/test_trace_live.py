@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,10 +43,11 @@ class Engine:
 
 
 @pytest.fixture
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     engine = Engine(tmp_path)
     monkeypatch.setattr(trace_live, "sleep", engine.sleep)
-    return engine
+    yield engine
+    engine.page.close()  # else this process would seem to have one more run, until the page is garbage
 
 
 def test_the_next_requests_are_told_and_then_the_level_is_as_it_was(engine: Engine, tmp_path: Path, capsys: Out) -> None:
@@ -116,12 +118,13 @@ def test_what_is_refused(argv: list[str], said: str, capsys: Out) -> None:
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> ControlPage:
+def page(tmp_path: Path) -> Iterator[ControlPage]:
     """A run of this process at level 0 that has one request and one bag."""
     page = ControlPage.create(tmp_path, level=0, pid=os.getpid())
     front = SpoolWriter(tmp_path, "frontend", "loop")
     front.write([make.accept(1), make.post(1), make.sort(0, 40, [(1, 1, "p")])])
-    return page
+    yield page
+    page.close()
 
 
 def test_one_frame_where_the_output_is_no_terminal(
