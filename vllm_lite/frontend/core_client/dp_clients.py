@@ -1,20 +1,24 @@
 """Clients under data parallel: several engine cores behind one front end, or one of several behind a balancer elsewhere.
 
-Process: front end. Knows: which engine core has which request. Does not know: sockets or frames (AsyncMPClient does).
-Engine cores are independent of each other: a dense model needs no step in common.
+Process: front end, on the event loop. Knows: which engine core has which request, and what each said last. Does not know:
+sockets or frames (AsyncMPClient does).
+Engine cores are independent of each other: a dense model needs no step in common. What was sent counts at once, so a burst is
+spread although no engine core has said anything yet; the other front ends are taken to have sent as much.
 Mirrors: vllm/v1/engine/core_client.py (DPLBAsyncMPClient, DPAsyncMPClient)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from vllm_lite.config import VllmConfig
 from vllm_lite.config.checks import refuse
 from vllm_lite.frontend.core_client.async_mp_client import AsyncMPClient
 from vllm_lite.frontend.core_client.client import Bag, Posted
-from vllm_lite.frontend.core_client.load_balancer import LoadBalancer
-from vllm_lite.wire.messages import EngineCoreRequest
+from vllm_lite.wire.messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+
+FULL_CACHE_WEIGHT = 6.0  # how much a waiting request weighs more as the KV cache goes from half full to full, times a half
 
 
 class DPLBAsyncMPClient(AsyncMPClient):
@@ -57,3 +61,76 @@ class DPAsyncMPClient(AsyncMPClient):
         if request.data_parallel_rank not in (None, rank):
             raise refuse("data_parallel_rank", request.data_parallel_rank, f"{rank}, the only one behind this front end")
         return self._post(request, rank)
+
+
+class LoadBalancer:
+    """Over engine cores 0 to `count` - 1, for front end `client_index` of `client_count`. Equal loads take turns, and each
+    front end begins with another one."""
+
+    def __init__(self, count: int, client_count: int = 1, client_index: int = 0) -> None:
+        self._loads = [_Load() for _ in range(count)]
+        self._client_count = client_count
+        self._start = count * client_index // client_count
+        self.reqs_in_flight: dict[str, int] = {}  # internal id: engine core
+
+    def scores(self) -> list[float]:
+        """How busy each engine core is, as far as is known."""
+        return [load.score(self._client_count) for load in self._loads]
+
+    def choose(self, request_id: str, data_parallel_rank: int | None = None) -> int:
+        """The engine core for a request that is about to be sent: the one named, the one that has it, else the least loaded."""
+        index = self.reqs_in_flight.get(request_id) if data_parallel_rank is None else data_parallel_rank
+        if index is None:
+            count = len(self._loads)
+            order = [(self._start + i) % count for i in range(count)]
+            index = min(order, key=self.scores().__getitem__)  # the first of equals
+            self._start = (self._start + 1) % count
+        load = self._loads[index]
+        load.waiting += self._client_count  # until the engine core says how many there are
+        if request_id not in self.reqs_in_flight:
+            self.reqs_in_flight[request_id] = index
+            load.in_flight += 1
+        return index
+
+    def forget(self, request_id: str) -> int | None:
+        """The request has ended, or is given up; returns the engine core that had it, None where none is known."""
+        index = self.reqs_in_flight.pop(request_id, None)
+        if index is not None:
+            self._loads[index].in_flight -= 1
+        return index
+
+    def by_engine(self, request_ids: Iterable[str]) -> dict[int, list[str]]:
+        """Forget these requests; those that were in flight, by engine core."""
+        found: dict[int, list[str]] = {}
+        for request_id in request_ids:
+            index = self.forget(request_id)
+            if index is not None:
+                found.setdefault(index, []).append(request_id)
+        return found
+
+    def observe(self, outputs: EngineCoreOutputs) -> None:
+        """What a bag says: who has ended, and how much there is to do. The answer to one part of a session is no end."""
+        for request_id in outputs.finished_requests or ():
+            self.forget(request_id)
+        for row in outputs.outputs:  # an end outside a step is told by its row alone
+            if row.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+                self.forget(row.request_id)
+        stats = outputs.scheduler_stats
+        if stats is not None:
+            load = self._loads[outputs.engine_index]
+            load.waiting, load.running = stats.num_waiting_reqs, stats.num_running_reqs
+            load.kv_cache_usage = stats.kv_cache_usage
+
+
+@dataclass(slots=True)
+class _Load:
+    """One engine core: what it said last, and how many requests of ours it has."""
+
+    waiting: int = 0
+    running: int = 0
+    kv_cache_usage: float = 0.0
+    in_flight: int = 0
+
+    def score(self, client_count: int) -> float:
+        score: float = max(client_count * self.in_flight, self.waiting + self.running)
+        return score + self.waiting * FULL_CACHE_WEIGHT * max(0.0, self.kv_cache_usage - 0.5)
