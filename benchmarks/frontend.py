@@ -80,10 +80,6 @@ class Script(EngineCoreClient):
     def dead_error(self) -> EngineDeadError | None:
         return None
 
-    @property
-    def dead_engine_index(self) -> int | None:
-        return None
-
     async def get_bag_async(self) -> Bag:
         await asyncio.sleep(0)  # as when the loop hears from the socket: readers have their turn before
         while (bag := next(self._bags, None)) is None:

@@ -40,10 +40,14 @@ class EngineGenerateError(RuntimeError):
 
 
 class EngineDeadError(RuntimeError):
-    """The engine core died. Unrecoverable: every request in flight got this error and every later call gets it too."""
+    """The engine core died. Unrecoverable: every request in flight got this error and every later call gets it too.
 
-    def __init__(self, message: str | None = None) -> None:
+    `engine_index`: which engine core, where the error came from its death; None after an orderly shutdown.
+    """
+
+    def __init__(self, message: str | None = None, engine_index: int | None = None) -> None:
         super().__init__(message or "the engine core is dead; its last words in the log above say why. Build a new engine.")
+        self.engine_index = engine_index
 
 
 class EngineStartError(RuntimeError):

@@ -137,7 +137,8 @@ async def test_an_engine_core_is_killed(pair: Pair) -> None:
     assert len(theirs) == 4
     assert {*theirs, *map(str, ended)} <= words
     assert pair.here.errored
-    assert pair.here.engine_core.dead_engine_index in (0, 1)
+    assert pair.here.engine_core.dead_error is not None
+    assert pair.here.engine_core.dead_error.engine_index in (0, 1)
     with pytest.raises(EngineDeadError, match=r"engine core \d"):
         await pair.here.check_health()
 

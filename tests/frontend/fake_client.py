@@ -46,10 +46,6 @@ class FakeClient(EngineCoreClient):
     def dead_error(self) -> EngineDeadError | None:
         return self.error
 
-    @property
-    def dead_engine_index(self) -> int | None:
-        return 0
-
     async def get_bag_async(self) -> Bag:
         item = await self._bags.get()
         if isinstance(item, Exception):

@@ -413,7 +413,7 @@ async def test_an_error_thrown_into_the_stream_aborts(make: Maker) -> None:
 async def test_case_17_death_reaches_everybody_and_nothing_is_sent(make: Maker) -> None:
     llm, client = make()
     tasks = [await started(llm, client, n=n) for n in (1, 2)]
-    client.fail(EngineDeadError("engine core 0 was killed"))
+    client.fail(EngineDeadError("engine core 0 was killed", 0))
     for task in tasks:
         with pytest.raises(EngineDeadError, match="engine core 0 was killed"):
             await task

@@ -25,7 +25,7 @@ from vllm_lite.tracing.run_dir import create_run_dir
 from vllm_lite.wire.messages import EngineCoreOutput, FinishReason
 from vllm_lite.wire.stats import SchedulerStats
 
-DEAD = EngineDeadError("gone")
+DEAD = EngineDeadError("gone", 0)
 
 
 def scripted(*bags: Sequence[EngineCoreOutput], error: Exception = DEAD) -> FakeClient:

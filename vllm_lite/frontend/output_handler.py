@@ -65,11 +65,10 @@ class OutputHandler:
             while True:
                 await self._sort(await self._engine_core.get_bag_async())
         except EngineDeadError as error:
-            index = self._engine_core.dead_engine_index
-            if index is not None:
+            if error.engine_index is not None:
                 logger.error("the engine is dead: %s", error)
                 if self._stamps is not None:
-                    self._stamps.engine_dead(index, str(error))
+                    self._stamps.engine_dead(error.engine_index, str(error))
             self._output_processor.propagate_error(error)
         except Exception as error:
             if loop.is_closed():  # collected long after its loop: nobody waits any more

@@ -106,7 +106,8 @@ async def test_case_17_a_killed_core_releases_everyone(client: AsyncMPClient) ->
         with pytest.raises(EngineDeadError):
             await later
     await client.abort_requests_async(["a"])
-    assert client.dead_engine_index == 0
+    assert client.dead_error is not None
+    assert client.dead_error.engine_index == 0
 
 
 async def test_after_a_shutdown_every_call_fails(client: AsyncMPClient) -> None:
@@ -118,7 +119,8 @@ async def test_after_a_shutdown_every_call_fails(client: AsyncMPClient) -> None:
         await waiting
     with pytest.raises(EngineDeadError, match="was shut down"):
         await client.ping_async(1)
-    assert client.dead_engine_index is None
+    assert client.dead_error is not None
+    assert client.dead_error.engine_index is None
     assert children() == []
 
 

@@ -120,25 +120,26 @@ async def test_a_last_word_fails_everybody_after_the_bags_before_it(wire: Wire) 
             await waiting
     with pytest.raises(EngineDeadError):
         wire.inbox.expect(3)
-    assert (wire.last_words, wire.inbox.dead_engine_index) == (1, 0)
+    assert (wire.last_words, wire.inbox.error and wire.inbox.error.engine_index) == (1, 0)
 
 
 async def test_case_17_news_from_another_thread(wire: Wire) -> None:
     wire.inbox.start()
     call, getting = wire.inbox.expect(1), asyncio.create_task(wire.inbox.get())
-    thread = threading.Thread(target=wire.inbox.fail_threadsafe, args=(EngineDeadError("killed"), 4))
+    thread = threading.Thread(target=wire.inbox.fail_threadsafe, args=(EngineDeadError("killed", 4),))
     thread.start()
     thread.join()
     assert str(wire.inbox.error) == "killed"  # before the loop had its turn
     for waiting in (call, getting):
-        with pytest.raises(EngineDeadError, match="killed"):
+        with pytest.raises(EngineDeadError, match="killed") as caught:
             await waiting
+        assert caught.value.engine_index == 4
     wire.inbox.fail(EngineDeadError("again"))
-    assert (str(wire.inbox.error), wire.inbox.dead_engine_index) == ("killed", 4)
+    assert str(wire.inbox.error) == "killed"
 
 
 def test_news_without_a_loop(wire: Wire) -> None:
-    wire.inbox.fail_threadsafe(EngineDeadError("killed"), 0)
+    wire.inbox.fail_threadsafe(EngineDeadError("killed"))
 
     async def later() -> None:
         wire.inbox.start()

@@ -68,7 +68,7 @@ class BackgroundResources:
         """Start the engine cores, where they are ours, and wait for each one's READY."""
         if self.engines is not None:
             self.engines.start()
-            self.engines.processes.watch(lambda index, how: self.inbox.fail_threadsafe(EngineDeadError(how), index))
+            self.engines.processes.watch(lambda index, how: self.inbox.fail_threadsafe(EngineDeadError(how, index)))
         ready: dict[int, EngineCoreReadyResponse] = {}
         while len(ready) < len(self._indexes):
             if not self.inputs.poll(JOIN_SECONDS * 1000):
@@ -137,11 +137,6 @@ class AsyncMPClient(EngineCoreClient):
     def dead_error(self) -> EngineDeadError | None:
         """Why the engine core cannot be reached any more."""
         return self.resources.inbox.error
-
-    @property
-    def dead_engine_index(self) -> int | None:
-        """The engine core that died."""
-        return self.resources.inbox.dead_engine_index
 
     async def get_bag_async(self) -> Bag:
         """Wait for the next bag."""

@@ -53,11 +53,6 @@ class EngineCoreClient(ABC):
     def dead_error(self) -> EngineDeadError | None:
         """Why no engine can be reached any more; None while all is well."""
 
-    @property
-    @abstractmethod
-    def dead_engine_index(self) -> int | None:
-        """The engine core whose death that was; None after an orderly shutdown."""
-
     @abstractmethod
     async def get_bag_async(self) -> Bag:
         """Wait for the next bag."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import copy
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -38,12 +39,11 @@ class Inbox:
         self._watched: dict[int, EngineCoreReadyResponse] = {}
         self._on_last_word = on_last_word
         self._decoder: MsgpackDecoder[EngineCoreOutputs] = MsgpackDecoder(EngineCoreOutputs)
-        self._bags: asyncio.Queue[Bag | None] = asyncio.Queue()  # None: look at the error
+        self._bags: asyncio.Queue[Bag | EngineDeadError] = asyncio.Queue()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self.loop: asyncio.AbstractEventLoop | None = None  # that reads; None before `start`
         self._failed = False
         self.error: EngineDeadError | None = None
-        self.dead_engine_index: int | None = None
 
     def start(self) -> None:
         """Read on the running loop from now on. RuntimeError where another loop did so before."""
@@ -70,22 +70,22 @@ class Inbox:
                 self._on_exit(ready)
 
     def _on_exit(self, ready: EngineCoreReadyResponse) -> None:
-        self.fail(EngineDeadError(f"engine core {ready.engine_index} (pid {ready.pid}) has ended"), ready.engine_index)
+        index = ready.engine_index
+        self.fail(EngineDeadError(f"engine core {index} (pid {ready.pid}) has ended", index))
 
     async def get(self) -> Bag:
         """The next bag; raises the error where there will be none."""
         if self._bags.empty():
             self.check_alive()
         item = await self._bags.get()
-        if item is None:
-            self.check_alive()
-        assert item is not None
+        if isinstance(item, EngineDeadError):
+            raise copy.copy(item)
         return item
 
     def check_alive(self) -> None:
         """Raise the error that stands; a new one each time, since each raising adds to an error's traceback."""
         if self.error is not None:
-            raise EngineDeadError(str(self.error))
+            raise copy.copy(self.error)
 
     def expect(self, number: int) -> asyncio.Future[Any]:
         """A future for the answer to call or ping `number`, which is about to be sent."""
@@ -96,9 +96,9 @@ class Inbox:
         future.add_done_callback(lambda _: self._waiting.pop(number, None))
         return future
 
-    def fail(self, error: EngineDeadError, engine_index: int | None = None) -> None:
+    def fail(self, error: EngineDeadError) -> None:
         """Nothing more will come. On the loop, or where none has been used."""
-        self._note(error, engine_index)
+        self.error = error = self.error or error
         if self._failed:
             return
         self._failed = True
@@ -106,21 +106,17 @@ class Inbox:
         if self.loop is not None and self.loop.is_closed():  # nobody waits any more
             return
         self._read()
-        self._bags.put_nowait(None)
+        self._bags.put_nowait(error)
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_exception(EngineDeadError(str(self.error)))
+                waiting.set_exception(copy.copy(error))
 
-    def fail_threadsafe(self, error: EngineDeadError, engine_index: int | None = None) -> None:
+    def fail_threadsafe(self, error: EngineDeadError) -> None:
         """As `fail`, from any thread: the error stands at once, those that wait hear of it on the loop."""
-        self._note(error, engine_index)
+        self.error = self.error or error
         if self.loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
-                self.loop.call_soon_threadsafe(self.fail, error, engine_index)
-
-    def _note(self, error: EngineDeadError, engine_index: int | None) -> None:
-        if self.error is None:
-            self.error, self.dead_engine_index = error, engine_index
+                self.loop.call_soon_threadsafe(self.fail, error)
 
     def close(self) -> None:
         """Stop reading and close the sockets; on the loop where it runs."""
@@ -146,7 +142,7 @@ class Inbox:
     def _open(self, frames: list[bytes]) -> None:
         if frames == [ENGINE_CORE_DEAD]:
             self._on_last_word()
-            self.fail(EngineDeadError("an engine core met a fatal error and ended; its traceback above says which"), 0)
+            self.fail(EngineDeadError("an engine core met a fatal error and ended; its traceback above says which", 0))
             return
         t_received, size = now_ns(), sum(map(len, frames))
         try:
