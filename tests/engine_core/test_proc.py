@@ -157,7 +157,7 @@ GARBAGE: list[list[bytes]] = [
     [b"\x00", b"\xc1"],
     [b"\x00", msgspec.msgpack.encode({"request_id": "x"})],
     [b"\x00", msgspec.msgpack.encode([1, 2])],
-    [b"\x00", msgspec.msgpack.encode(["x", ["y"], *[None] * 9, ["no number"]])],  # the client's index, in 12th place
+    [b"\x00", msgspec.msgpack.encode(["x", ["y"], *[None] * 8, ["no number"]])],  # the client's index, in 11th place
     [b"\x01", msgspec.msgpack.encode([["a", 3]])],
     [b"\x01", b"\xc1\xc1", b"more"],
     [b"\x03", msgspec.msgpack.encode([0, "not a number", "x", []])],

@@ -33,10 +33,11 @@ def test_a_frame_holds_what_was_appended_since_the_last(run_dir: Path) -> None:
 
 def test_takes_are_columns_written_with_the_next_frame(run_dir: Path) -> None:
     recorder = Recorder(run_dir, "frontend", "loop")
-    recorder.take((1, 10))
-    recorder.take((3, 11))
+    for number in (1, 10, 3, 11):  # a request and a time, twice
+        recorder.take(number)
     recorder.flush()
-    recorder.take((1, 12))
+    recorder.take(1)
+    recorder.take(12)
     recorder.close(t=20)
     assert read(run_dir) == [Takes([1, 3], [10, 11]), Takes([1], [12]), Bye(20)]
 

@@ -47,13 +47,13 @@ GOLDEN: dict[str, tuple[Any, str]] = {
             trace_headers={"traceparent": "00-a-b-01"},
             external_req_id="r",
         ),
-        "dc0017a3722d319201cd012cc0de0004ab74656d7065726174757265cb3fe0000000000000a473746f7091a3656e64aa6d61785f"
-        "746f6b656e7307ab6f75747075745f6b696e6401c0cb3ff8000000000000c0a473616c74c0c0c00000ff81ab7472616365706172"
-        "656e74a930302d612d622d3031c2a172c0c0c2c0c0c2",
+        "dc0015a3722d319201cd012cc0de0004ab74656d7065726174757265cb3fe0000000000000a473746f7091a3656e64aa6d61785f"
+        "746f6b656e7307ab6f75747075745f6b696e6401c0cb3ff8000000000000c0a473616c74c0c00000ff81ab747261636570617265"
+        "6e74a930302d612d622d3031c2a172c0c0c0c0c2",
     ),
     "pooling request": (
         EngineCoreRequest("p", [1], None, None, PoolingParams(pooling_type="mean"), 0.0),
-        "dc0017a1709101c0c081ac706f6f6c696e675f74797065a46d65616ecb0000000000000000c0c0c0c0c0000000c0c2c0c0c0c2c0c0c2",
+        "dc0015a1709101c0c081ac706f6f6c696e675f74797065a46d65616ecb0000000000000000c0c0c0c0000000c0c2c0c0c0c0c0c2",
     ),
     "abort": (
         EngineCoreAbort(["a", "b"], "stop_string", {"a": "00-a-b-01"}),
@@ -79,17 +79,17 @@ GOLDEN: dict[str, tuple[Any, str]] = {
             finished_requests={"b"},
             step_trace="00-c-d-01",
         ),
-        "9b02929aa1619141c0c0c0c0c0c0c0c09aa162924243c0c0c00043919201cb3fd0000000000000920904a3776879980102cb3fe0"
-        "0000000000009601090400000011000000cb4029000000000000c091a162c0c0c0a930302d632d642d3031c0",
+        "9902929aa1619141c0c0c0c0c0c0c0c09aa162924243c0c0c00043919201cb3fd0000000000000920904a3776879980102cb3fe0"
+        "0000000000009601090400000011000000cb4029000000000000c091a162c0a930302d632d642d3031c0",
     ),
-    "pong": (EngineCoreOutputs(0, timestamp=1.0, pong=3), "9b0090c0cb3ff0000000000000c0c0c0c0c0c003"),
+    "pong": (EngineCoreOutputs(0, timestamp=1.0, pong=3), "990090c0cb3ff0000000000000c0c0c0c003"),
     "utility answer": (
         EngineCoreOutputs(0, timestamp=1.0, utility_output=UtilityOutput(5, None, {"x": [1, None, True]})),
-        "9b0090c0cb3ff00000000000009305c081a1789301c0c3c0c0c0c0c0c0",
+        "990090c0cb3ff00000000000009305c081a1789301c0c3c0c0c0c0",
     ),
     "utility failure": (
         EngineCoreOutputs(0, timestamp=1.0, utility_output=UtilityOutput(5, "no such method")),
-        "9b0090c0cb3ff00000000000009305ae6e6f2073756368206d6574686f64c0c0c0c0c0c0c0",
+        "990090c0cb3ff00000000000009305ae6e6f2073756368206d6574686f64c0c0c0c0c0",
     ),
     "hello": (EngineHello(1, 4242, 3), "9301cd109203"),
     "init": (EngineInit(["ipc://in"], ["ipc://out"], b"\x80"), "9491a86970633a2f2f696e91a96970633a2f2f6f7574c40180c0"),

@@ -66,7 +66,6 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     cache_salt: str | None = None
     data_parallel_rank: int | None = None
     prompt_embeds: None = None
-    prompt_is_token_ids: list[bool] | None = None
     client_index: int = 0
     current_wave: int = 0
     priority: int = 0
@@ -75,7 +74,6 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     external_req_id: str | None = None
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
-    abort_immediately: bool = False
     session_id: str | None = None
     kv_hints: dict[str, Any] | None = None
     continues: bool = False  # ours: a later part, of no use where its session has ended meanwhile
@@ -152,8 +150,6 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     timestamp: float = 0.0
     utility_output: UtilityOutput | None = None
     finished_requests: set[str] | None = None
-    wave_complete: int | None = None
-    start_wave: int | None = None
     weight_version: str | None = None
     step_trace: str | None = None
     pong: int | None = None  # ours: the number of the PING this answers
