@@ -97,7 +97,7 @@ class Script(EngineCoreClient):
     ) -> None:
         raise AssertionError("nothing is given up here")
 
-    async def call_utility_async(self, method: str, *args: Any) -> Any:
+    async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
         raise NotImplementedError(method)
 
     async def ping_async(self, seconds: float) -> None: ...

@@ -65,7 +65,7 @@ class FakeClient(EngineCoreClient):
     ) -> None:
         self.aborts.append((list(request_ids), reason, dict(trace_headers or {})))
 
-    async def call_utility_async(self, method: str, *args: Any) -> Any:
+    async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
         raise NotImplementedError(method)
 
     async def ping_async(self, seconds: float) -> None:

@@ -31,7 +31,7 @@ async def rows_of(client: EngineCoreClient, request_id: str) -> list[EngineCoreO
     """All rows of a request until its last."""
     rows: list[EngineCoreOutput] = []
     while not rows or rows[-1].finish_reason is None:
-        rows += [row for row in (await client.get_output_async()).outputs if row.request_id == request_id]
+        rows += [row for row in (await client.get_bag_async()).outputs.outputs if row.request_id == request_id]
     return rows
 
 
@@ -44,7 +44,7 @@ async def test_a_request_is_answered(client: AsyncMPClient) -> None:
 
 async def test_an_abort_takes_effect_and_unknown_ids_are_harmless(client: AsyncMPClient) -> None:
     await client.add_request_async(request("long", max_tokens=400, ignore_eos=True))
-    await client.get_output_async()
+    await client.get_bag_async()
     await client.abort_requests_async(["long", "unknown"])
     await client.abort_requests_async([])
     await client.add_request_async(request("next", max_tokens=2, ignore_eos=True))
@@ -96,7 +96,7 @@ async def test_case_17_a_killed_core_releases_everyone(client: AsyncMPClient) ->
     stop(pid)  # so that the call is pending when it dies
     call = asyncio.create_task(client.call_utility_async("collective_rpc", "get_info"))
     ping = asyncio.create_task(client.ping_async(60))
-    getting = asyncio.create_task(client.get_output_async())
+    getting = asyncio.create_task(client.get_bag_async())
     await asyncio.sleep(0)
     os.kill(pid, signal.SIGKILL)
     for waiting in (call, ping, getting):
@@ -112,7 +112,7 @@ async def test_case_17_a_killed_core_releases_everyone(client: AsyncMPClient) ->
 
 async def test_after_a_shutdown_every_call_fails(client: AsyncMPClient) -> None:
     await client.ping_async(5)
-    waiting = asyncio.create_task(client.get_output_async())
+    waiting = asyncio.create_task(client.get_bag_async())
     await asyncio.sleep(0)
     client.shutdown()
     with pytest.raises(EngineDeadError, match="was shut down"):

@@ -141,7 +141,7 @@ async def test_one_rank_behind_a_balancer_elsewhere(tiny_model_path: Path) -> No
     assert [ready.engine_index for ready in client.ready] == [2]
     posted = await client.add_request_async(request("a", max_tokens=2, ignore_eos=True))
     assert posted.engine_index == 2
-    assert (await client.get_output_async()).engine_index == 2
+    assert (await client.get_bag_async()).outputs.engine_index == 2
     await client.ping_async(5)
     elsewhere = request("b")
     elsewhere.data_parallel_rank = 1

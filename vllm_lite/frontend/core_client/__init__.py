@@ -13,9 +13,8 @@ from vllm_lite.config.checks import check_int, refuse
 from vllm_lite.frontend.core_client.async_mp_client import AsyncMPClient, BackgroundResources
 from vllm_lite.frontend.core_client.client import Bag, EngineCoreClient, Posted
 from vllm_lite.frontend.core_client.dp_clients import DPAsyncMPClient, DPLBAsyncMPClient
-from vllm_lite.frontend.core_client.inproc_client import InprocClient
 from vllm_lite.frontend.core_client.launcher import launch_core_engines
-from vllm_lite.frontend.core_client.sync_mp_client import SyncMPClient
+from vllm_lite.frontend.core_client.sync_clients import InprocClient, SyncMPClient
 from vllm_lite.wire.messages import EngineCoreReadyResponse
 
 __all__ = [

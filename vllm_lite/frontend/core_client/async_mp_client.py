@@ -130,43 +130,32 @@ class AsyncMPClient(EngineCoreClient):
             raise
 
     def note_calls(self, note: NoteCall) -> None:
-        """From now on wrap every utility call in `note`."""
         self._note_call = note
 
     @property
     def dead_error(self) -> EngineDeadError | None:
-        """Why the engine core cannot be reached any more."""
         return self.resources.inbox.error
 
     async def get_bag_async(self) -> Bag:
-        """Wait for the next bag."""
         self.resources.inbox.start()
         return await self.resources.inbox.get()
 
     async def add_request_async(self, request: EngineCoreRequest) -> Posted:
-        """Send a request."""
         return self._post(request, self.engine_indexes[0])
 
     async def abort_requests_async(
         self, request_ids: Sequence[str], reason: str = "api", trace_headers: Mapping[str, str] | None = None
     ) -> None:
-        """Tell the engine cores to give requests up; nothing where they are dead."""
         known = trace_headers or {}
         for index, ids in self._by_engine(request_ids).items():
             if ids and self.dead_error is None:
                 headers = {request_id: known[request_id] for request_id in ids if request_id in known}
                 self._send(EngineCoreRequestType.ABORT, EngineCoreAbort(ids, reason, headers), index)
 
-    async def call_utility_async(self, method: str, *args: Any) -> Any:
-        """Call a method of every engine core; the first one's result."""
-        return (await self.call_utility_all_async(method, *args))[0]
-
     async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every engine core at once; their results by index."""
         return list(await asyncio.gather(*(self._call(index, method, args) for index in self.engine_indexes)))
 
     async def ping_async(self, seconds: float) -> None:
-        """Ask each engine core for a sign of life."""
         await asyncio.gather(*(self._ping(index, seconds) for index in self.engine_indexes))
 
     def shutdown(self, timeout: float | None = None) -> None:

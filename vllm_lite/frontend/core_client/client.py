@@ -57,10 +57,6 @@ class EngineCoreClient(ABC):
     async def get_bag_async(self) -> Bag:
         """Wait for the next bag."""
 
-    async def get_output_async(self) -> EngineCoreOutputs:
-        """The next bag's outputs alone."""
-        return (await self.get_bag_async()).outputs
-
     @abstractmethod
     async def add_request_async(self, request: EngineCoreRequest) -> Posted:
         """Send a request. TypeError where it holds what cannot be encoded."""
@@ -72,15 +68,13 @@ class EngineCoreClient(ABC):
         """Tell the engine core to give requests up, by internal id; ids that it does not know are harmless."""
 
     @abstractmethod
-    async def call_utility_async(self, method: str, *args: Any) -> Any:
-        """Call a method of the engine core and wait for its result; RuntimeError with the core's words where it failed.
-
-        Of several engine cores each is called, and the first one's result counts.
-        """
-
     async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every engine core at once; their results by index. Raises the first failure."""
-        return [await self.call_utility_async(method, *args)]
+        """Call a method of every engine core at once and wait; their results by index. RuntimeError with the core's words where
+        one failed."""
+
+    async def call_utility_async(self, method: str, *args: Any) -> Any:
+        """The same; the first one's result."""
+        return (await self.call_utility_all_async(method, *args))[0]
 
     async def call_utility_consensus_async(self, method: str, *args: Any) -> Any:
         """The same for a question to which all must have one answer; RuntimeError where they have not."""
