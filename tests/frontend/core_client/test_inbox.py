@@ -119,7 +119,7 @@ async def test_a_last_word_fails_everybody_after_the_bags_before_it(wire: Wire) 
         with pytest.raises(EngineDeadError, match="met a fatal error"):
             await waiting
     with pytest.raises(EngineDeadError):
-        wire.inbox.expect(3)
+        wire.inbox.check_alive()
     assert (wire.last_words, wire.inbox.error and wire.inbox.error.engine_index) == (1, 0)
 
 

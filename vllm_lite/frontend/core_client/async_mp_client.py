@@ -24,7 +24,7 @@ from vllm_lite.config.checks import refuse
 from vllm_lite.exceptions import EngineDeadError, EngineStartError
 from vllm_lite.frontend.core_client.client import Bag, EngineCoreClient, NoteCall, Posted
 from vllm_lite.frontend.core_client.inbox import Inbox
-from vllm_lite.frontend.core_client.launcher import CoreEngines, decode_ready
+from vllm_lite.frontend.core_client.launcher import CoreEngines, decode_word
 from vllm_lite.wire.messages import (
     EngineCoreAbort,
     EngineCoreReadyResponse,
@@ -74,7 +74,7 @@ class BackgroundResources:
             if not self.inputs.poll(JOIN_SECONDS * 1000):
                 missing = sorted(set(self._indexes) - ready.keys())
                 raise EngineStartError(f"no word of engine core {missing} within {JOIN_SECONDS} s: client_addresses are old")
-            response = decode_ready(self.inputs.recv_multipart()[1:])
+            response = decode_word("READY", EngineCoreReadyResponse, self.inputs.recv_multipart()[1:])
             ready[response.engine_index] = response
         if self.engines is None:
             self.inbox.watch(list(ready.values()))
@@ -88,7 +88,7 @@ class BackgroundResources:
         if self.engines is not None:
             self.engines.close(timeout)
         loop = self.inbox.loop
-        if loop is None or loop.is_closed() or not loop.is_running() or asyncio._get_running_loop() is loop:
+        if loop is None or not loop.is_running() or asyncio._get_running_loop() is loop:
             self._close_sockets()
         else:
             loop.call_soon_threadsafe(self._close_sockets)

@@ -89,10 +89,7 @@ class Inbox:
 
     def expect(self, number: int) -> asyncio.Future[Any]:
         """A future for the answer to call or ping `number`, which is about to be sent."""
-        self.start()
-        self.check_alive()
-        assert self.loop is not None
-        future = self._waiting[number] = self.loop.create_future()
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda _: self._waiting.pop(number, None))
         return future
 

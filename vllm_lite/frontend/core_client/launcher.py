@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import zmq
@@ -46,6 +46,8 @@ READY_TIMEOUT = "VLLM_LITE_ENGINE_READY_TIMEOUT_S"
 LOGGING_LEVEL = "VLLM_LITE_LOGGING_LEVEL"
 HEAR_EVERY_MS = 100
 LAST_WORDS_MS = 500  # how long an exited engine core's message may still be on its way
+
+Word = TypeVar("Word", EngineHello, EngineCoreReadyResponse)
 
 
 @contextlib.contextmanager
@@ -139,9 +141,9 @@ class CoreEngines:
                 identity, *frames = socket.recv_multipart()
                 if identity in greeted:
                     _raise_failure(frames)
-                    missing.discard(decode_ready(frames).engine_index)
+                    missing.discard(decode_word("READY", EngineCoreReadyResponse, frames).engine_index)
                 else:
-                    _check_hello(frames)
+                    decode_word("HELLO", EngineHello, frames)
                     greeted.add(identity)
                     socket.send_multipart([identity, msgspec.msgpack.encode(init)])
             elif (exited := self.processes.exited()) and not socket.poll(LAST_WORDS_MS):  # who is gone may have said why
@@ -157,14 +159,6 @@ class CoreEngines:
         return f"ipc://{self._folder / name}"
 
 
-def _check_hello(frames: Sequence[bytes]) -> None:
-    try:
-        hello = MsgpackDecoder(EngineHello).decode(frames)
-    except msgspec.DecodeError:
-        raise EngineStartError("an engine core began with a message that is not HELLO") from None
-    _check_protocol(hello.engine_index, hello.protocol_version)
-
-
 def _raise_failure(frames: Sequence[bytes]) -> None:
     """A failure to start is raised as the exception that it names, where that is one of ours; anything else passes."""
     try:
@@ -177,22 +171,18 @@ def _raise_failure(frames: Sequence[bytes]) -> None:
     raise EngineStartError(f"{failed.error_type}: {failed.message}")
 
 
-def decode_ready(frames: Sequence[bytes]) -> EngineCoreReadyResponse:
-    """READY; EngineStartError where it is none, or one of another release."""
+def decode_word(name: str, kind: type[Word], frames: Sequence[bytes]) -> Word:
+    """HELLO or READY, as `name` says; EngineStartError where it is none, or one of another release."""
     try:
-        ready = MsgpackDecoder(EngineCoreReadyResponse).decode(frames)
+        word = MsgpackDecoder(kind).decode(frames)
     except msgspec.DecodeError as error:
-        raise EngineStartError(f"an engine core's READY message is not one: {error}") from error
-    _check_protocol(ready.engine_index, ready.protocol_version)
-    return ready
-
-
-def _check_protocol(engine_index: int, version: int) -> None:
-    if version != PROTOCOL_VERSION:
+        raise EngineStartError(f"an engine core sent a message that is not {name}: {error}") from error
+    if word.protocol_version != PROTOCOL_VERSION:
         raise EngineStartError(
-            f"engine core {engine_index} speaks version {version} of the protocol and this front end version "
-            f"{PROTOCOL_VERSION}; install the same release of vllm-lite on both sides"
+            f"engine core {word.engine_index} speaks version {word.protocol_version} of the protocol and this front end "
+            f"version {PROTOCOL_VERSION}; install the same release of vllm-lite on both sides"
         )
+    return word
 
 
 @contextlib.contextmanager
