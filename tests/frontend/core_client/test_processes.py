@@ -6,8 +6,10 @@ import contextlib
 import os
 import queue
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +55,28 @@ def test_they_have_a_process_group_of_their_own(
     fake_core("says nothing")
     started.start(handshake, range(1))
     assert os.getpgid(pids(started)[0]) == pids(started)[0]
+
+
+@pytest.mark.parametrize("asked", ["", "glibc.malloc.check=1"])
+def test_they_have_large_pages_and_what_the_user_asks_of_glibc(
+    fake_core: Callable[[str], None],
+    started: EngineProcesses,
+    handshake: str,
+    asked: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            given.append(options["env"]["GLIBC_TUNABLES"])
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    monkeypatch.setenv("GLIBC_TUNABLES", asked)
+    fake_core("says nothing")
+    started.start(handshake, range(1))
+    assert given == ["glibc.malloc.hugetlb=1:glibc.malloc.check=1" if asked else "glibc.malloc.hugetlb=1"]
 
 
 @pytest.mark.parametrize(("signum", "how"), [(signal.SIGKILL, "was ended by SIGKILL"), (None, "ended with exit code 3")])
