@@ -7,6 +7,7 @@ Mirrors: vllm/v1/engine/output_processor.py
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,6 @@ from vllm_lite.outputs import PoolingRequestOutput, RequestOutput
 from vllm_lite.tracing.log import logged_as
 from vllm_lite.tracing.recorder import now_ns
 from vllm_lite.tracing.records import KEPT_BACK, PUT
-from vllm_lite.tracing.request_trace import RequestTrace
 from vllm_lite.wire.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 logger = logging.getLogger(__name__)
@@ -186,9 +186,8 @@ class OutputProcessor:
     def propagate_error(self, error: Exception) -> None:
         """The engine is gone: every caller gets `error` (of its own: each raising adds to the traceback), nothing is kept."""
         for state in self.request_states.values():
-            state.queue.put(EngineDeadError(str(error)) if isinstance(error, EngineDeadError) else error)
-            if state.trace is not None:
-                _note_end(state.trace, state, None, None)
+            state.queue.put(copy.copy(error) if isinstance(error, EngineDeadError) else error)
+            _note_end(state, None, None)
             if state.session is not None:
                 state.session.end()
         self.request_states.clear()
@@ -263,8 +262,7 @@ class OutputProcessor:
 
     def _forget(self, state: RequestState, finish_reason: FinishReason | None, stop_reason: int | str | None) -> None:
         """Drop the request from every map."""
-        if state.trace is not None:
-            _note_end(state.trace, state, finish_reason, stop_reason)
+        _note_end(state, finish_reason, stop_reason)
         del self.request_states[state.request_id]
         if state.is_prefilling:
             self._num_queued_tokens -= state.num_new_prompt_tokens
@@ -306,10 +304,11 @@ def _aborted(state: RequestState) -> RequestOutput | PoolingRequestOutput | None
     return state.make_pooling_output(None) if state.pooling else state.make_request_output([], FinishReason.ABORT, None)
 
 
-def _note_end(
-    trace: RequestTrace, state: RequestState, finish_reason: FinishReason | None, stop_reason: int | str | None
-) -> None:
-    """Add a request's figures to its trace, whose Close comes when the caller is done."""
+def _note_end(state: RequestState, finish_reason: FinishReason | None, stop_reason: int | str | None) -> None:
+    """Add a request's figures to its trace, where it has one, whose Close comes when the caller is done."""
+    trace = state.trace
+    if trace is None:
+        return
     trace.num_output_tokens += state.detokenizer.num_tokens
     trace.num_cached_tokens = max(trace.num_cached_tokens, state.num_cached_tokens)
     if finish_reason is not None:

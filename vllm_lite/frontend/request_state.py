@@ -143,9 +143,12 @@ class RequestState:
         """
         if self.stream_interval > 1 or not self._delta:
             self._token_ids.extend(new_token_ids)
-            if finish_reason is None and (self._final_only or not self._is_due()):
+            early = self._sent > 0 and self.detokenizer.num_tokens < self._sent + self.stream_interval
+            if finish_reason is None and (early or self._final_only):
                 return None
-            new_token_ids = self._take_token_ids()
+            self._sent = self.detokenizer.num_tokens
+            new_token_ids = self._token_ids
+            self._token_ids = [] if self._delta else list(new_token_ids)
         finished = finish_reason is not None and self.ends(finish_reason)
         completion = self._completion(new_token_ids, finish_reason, stop_reason)
         outputs = [completion]
@@ -168,17 +171,6 @@ class RequestState:
         """The one output of `encode()`. `data`: float32 [hidden_size]; None where the request was aborted, which gives [0]."""
         vector = PoolingOutput(np.zeros(0, np.float32) if data is None else data)
         return PoolingRequestOutput(self.external_req_id, vector, self.prompt_token_ids, True, self.num_cached_tokens)
-
-    def _is_due(self) -> bool:
-        num_tokens = self.detokenizer.num_tokens
-        return self._sent == 0 or num_tokens - self._sent >= self.stream_interval
-
-    def _take_token_ids(self) -> list[int]:
-        self._sent = self.detokenizer.num_tokens
-        if not self._delta:
-            return list(self._token_ids)
-        taken, self._token_ids = self._token_ids, []
-        return taken
 
     def _completion(
         self, token_ids: list[int], finish_reason: FinishReason | None, stop_reason: int | str | None
