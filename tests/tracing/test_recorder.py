@@ -33,11 +33,10 @@ def test_a_frame_holds_what_was_appended_since_the_last(run_dir: Path) -> None:
 
 def test_takes_are_columns_written_with_the_next_frame(run_dir: Path) -> None:
     recorder = Recorder(run_dir, "frontend", "loop")
-    for number in (1, 10, 3, 11):  # a request and a time, twice
-        recorder.take(number)
+    recorder.take((1, 10))
+    recorder.take((3, 11))
     recorder.flush()
-    recorder.take(1)
-    recorder.take(12)
+    recorder.take((1, 12))
     recorder.close(t=20)
     assert read(run_dir) == [Takes([1, 3], [10, 11]), Takes([1], [12]), Bye(20)]
 

@@ -156,8 +156,7 @@ class RequestOutputCollector:
         self.takes += 1
         take = self._take
         if take is not None:
-            take(self._req)
-            take(now_ns())
+            take((self._req, now_ns()))
         if self._seen is not None:
             self._num_new(taken)
         if taken.finished:

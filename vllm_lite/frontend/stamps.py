@@ -113,7 +113,7 @@ class Stamps:
             with logged_as(trace.context):
                 yield
         except BaseException as error:
-            self.close_request(trace, error)
+            self.close_request(trace, error, trace.mailbox())  # letters may have come to it before the last sample was sent
             raise
 
     def tokenise(self, trace: RequestTrace, t0: int, num_prompt_tokens: int) -> None:

@@ -32,9 +32,9 @@ class Recorder:
         self._records: list[Record] = []
         self.level = self._control.level
         self._takes: list[int] = []
-        # A caller took a letter (level 2 and up): its request, then the time, in two calls. No method, for there is one per
-        # token; and one flat list, because a kept tuple for each would wake the garbage collector.
-        self.take: Callable[[int], None] = self._takes.append
+        # A caller took a letter (level 2 and up): its request and the time, in one call, so that Ctrl-C leaves no half. No
+        # method, for there is one per token; and one flat list, because a kept tuple for each would wake the garbage collector.
+        self.take: Callable[[tuple[int, int]], None] = self._takes.extend
 
     def refresh(self) -> int:
         """Read the level from the control page; called once per step, bag or new request."""
