@@ -44,31 +44,25 @@ class EngineProcesses:
 
     def start(self, handshake_address: str, indexes: Sequence[int], coordinator: Sequence[str] = ()) -> None:
         """Start engine cores of these indexes, and a coordinator where there are arguments for one."""
+        modules = {COORDINATOR: [COORDINATOR_MODULE, *coordinator]} if coordinator else {}
+        for index in indexes:
+            modules[index] = [ENGINE_CORE_MODULE, "--handshake", handshake_address, "--engine-index", str(index)]
+        asked = os.environ.get(TUNABLES)  # by the user: it comes last, and wins
+        environment = os.environ | {TUNABLES: f"{LARGE_PAGES}:{asked}" if asked else LARGE_PAGES}
         read_end, self._death_fd = os.pipe()
         try:
-            if coordinator:
-                self._start(COORDINATOR, [COORDINATOR_MODULE, *coordinator], read_end)
-            for index in indexes:
-                arguments = ["--handshake", handshake_address, "--engine-index", str(index)]
-                self._start(index, [ENGINE_CORE_MODULE, *arguments], read_end)
+            for index, module in modules.items():
+                process = subprocess.Popen(
+                    [sys.executable, "-m", *module, "--death-fd", str(read_end)],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(read_end,),
+                    process_group=0,  # of its own, so that Ctrl-C reaches it through us
+                )
+                self._processes[index] = process
+                self.pidfds.append(os.pidfd_open(process.pid))
         finally:
             os.close(read_end)
-
-    def _start(self, index: int, module: Sequence[str], death_fd: int) -> None:
-        """In a process group of its own, so that Ctrl-C reaches it through us."""
-        command = [sys.executable, "-m", *module, "--death-fd", str(death_fd)]
-        tunables = ":".join(
-            filter(None, [LARGE_PAGES, os.environ.get(TUNABLES)])
-        )  # what the user asks for comes last, and wins
-        process = subprocess.Popen(
-            command,
-            env=os.environ | {TUNABLES: tunables},
-            stdin=subprocess.DEVNULL,
-            pass_fds=(death_fd,),
-            process_group=0,
-        )
-        self._processes[index] = process
-        self.pidfds.append(os.pidfd_open(process.pid))
 
     def exited(self) -> dict[int, str]:
         """How each process that is gone has ended, a clause by its index."""
