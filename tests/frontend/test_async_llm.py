@@ -438,6 +438,15 @@ async def test_a_broken_client_reaches_everybody(make: Maker, caplog: pytest.Log
         await llm.add_request("later", [1], params())
 
 
+@pytest.mark.parametrize("name", ["resumable", "num_tokens_before", "supported_tasks", "seed"])
+async def test_what_only_the_front_end_decides_is_no_option(make: Maker, name: str) -> None:
+    llm, client = make()
+    with pytest.raises(VLLMValidationError, match=f"^options must be among .*; got '{name}'"):
+        await collect(llm.generate([1, 2], params(), "mine", **{name: 1}))  # type: ignore[arg-type]
+    assert is_empty(llm)
+    assert client.added == []
+
+
 async def test_shutdown_releases_those_who_wait(make: Maker) -> None:
     llm, client = make()
     task = await started(llm, client)

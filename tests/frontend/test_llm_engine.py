@@ -85,6 +85,14 @@ def test_a_refused_request_leaves_nothing(make: Maker) -> None:
     assert not engine.has_unfinished_requests()
 
 
+@pytest.mark.parametrize("name", ["resumable", "num_tokens_before", "client_index"])
+def test_what_only_the_front_end_decides_is_no_option(make: Maker, name: str) -> None:
+    engine = make()
+    with pytest.raises(VLLMValidationError, match=f"^options must be among .*; got '{name}'"):
+        engine.add_request("a", [1, 2], params(), **{name: 1})  # type: ignore[arg-type]
+    assert not engine.has_unfinished_requests()
+
+
 def test_a_request_that_cannot_be_handed_over_leaves_nothing(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make()
     send = engine.engine_core.add_request

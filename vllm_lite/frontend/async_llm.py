@@ -23,7 +23,7 @@ from vllm_lite.frontend.admission_control import check_admission
 from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.control import EngineControl
 from vllm_lite.frontend.core_client import make_async_mp_client, note_place, take_ready
-from vllm_lite.frontend.input_processor import InputProcessor, RequestOptions, arguments_of
+from vllm_lite.frontend.input_processor import InputProcessor, RequestOptions, arguments_of, check_options
 from vllm_lite.frontend.output_handler import OutputHandler, send_abort
 from vllm_lite.frontend.parallel_sampling import children_of
 from vllm_lite.frontend.parts import EngineParts
@@ -205,6 +205,7 @@ class AsyncLLM(EngineControl):
             self._run_output_handler()
             if prompt_text is not None:
                 check_text("prompt_text", prompt_text)
+            check_options(options)  # before any of them meets an argument of `process_inputs`
             tasks = await self.get_supported_tasks()
             headers = trace_headers if trace is not None else unsampled_headers(trace_headers)
 

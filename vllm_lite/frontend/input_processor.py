@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -77,8 +77,7 @@ class InputProcessor:
         `arrival_time` is the wall clock in seconds; now, where neither it nor the prompt says. A `resumable` request is part of
         a session that has `num_tokens_before` already.
         """
-        for name in options.keys() - RequestOptions.__annotations__.keys():
-            raise refuse("options", name, f"among {', '.join(RequestOptions.__annotations__)}")
+        check_options(options)
         self._check_task(params, supported_tasks)
         rendered = self.renderer.render(prompt, tokenization_kwargs)
         params = params.clone()
@@ -207,6 +206,13 @@ class InputProcessor:
                 if ids and ids not in found:
                     found.append(ids)
         return found
+
+
+def check_options(options: Iterable[str]) -> None:
+    """Refuse names that are no RequestOptions."""
+    for name in options:
+        if name not in RequestOptions.__annotations__:
+            raise refuse("options", name, f"among {', '.join(RequestOptions.__annotations__)}")
 
 
 def arguments_of(request: EngineCoreRequest) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from vllm_lite.exceptions import EngineDeadError
 from vllm_lite.frontend.collector import RequestOutputCollector
 from vllm_lite.frontend.control import rpc_arguments
 from vllm_lite.frontend.core_client import Bag, make_client, take_ready
-from vllm_lite.frontend.input_processor import InputProcessor, RequestOptions
+from vllm_lite.frontend.input_processor import InputProcessor, RequestOptions, check_options
 from vllm_lite.frontend.parallel_sampling import children_of
 from vllm_lite.frontend.parts import EngineParts
 from vllm_lite.frontend.renderer import Prompt
@@ -79,6 +79,7 @@ class LLMEngine:
         stamps = self._stamps
         trace = None if stamps is None else stamps.accept(request_id, params, trace_headers)
         with contextlib.nullcontext() if stamps is None else stamps.entering(trace):
+            check_options(options)
             t0 = now_ns()
             rendered = self.renderer.render(prompt, tokenization_kwargs)
             request = self.input_processor.process_inputs(
