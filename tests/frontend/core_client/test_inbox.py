@@ -27,7 +27,9 @@ class Wire:
         pull.bind("inproc://outputs")
         self._push.connect("inproc://outputs")
         self.last_words = 0
-        self.inbox = Inbox([pull], self._on_last_word)
+        self.inbox = Inbox()
+        self.inbox.listen(pull)
+        self.inbox.on_last_word = self._on_last_word
 
     def _on_last_word(self) -> None:
         self.last_words += 1
@@ -40,8 +42,7 @@ class Wire:
 
     def close(self) -> None:
         self.inbox.close()
-        self._push.close(linger=0)
-        self._context.term()
+        self._context.destroy(linger=0)
 
 
 @pytest.fixture

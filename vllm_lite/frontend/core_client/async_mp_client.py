@@ -40,45 +40,46 @@ JOIN_SECONDS = 30  # for READY of engine cores that are ready
 class BackgroundResources:
     """Whatever must be given back when the client goes: processes, sockets. Never holds the client.
 
-    `client_addresses` as from `launch_core_engines`: somebody else's engine cores are joined. None: they are started here.
+    `client_addresses` as from `launch_core_engines`: somebody else's engine cores are joined. None: they are started here. The
+    constructor blocks until they are ready and leaves nothing behind where it fails.
     """
 
     def __init__(self, vllm_config: VllmConfig, client_addresses: Mapping[str, str] | None) -> None:
         self._owner = os.getpid()
-        self._indexes = vllm_config.parallel_config.engine_indexes
+        self._context: zmq.Context[Any] = zmq.Context()
         self.engines: CoreEngines | None = None
+        self.inbox = Inbox()
         if client_addresses is None:
             self.engines = CoreEngines(vllm_config)
+            self.inbox.on_last_word = self.engines.processes.condemn
             client_addresses = self.engines.addresses[0]
-        self._context: zmq.Context[Any] = zmq.Context()
         try:
             self.inputs = self._socket(client_addresses["input_address"], zmq.ROUTER)
-            sources = [self._socket(client_addresses["output_address"], zmq.PULL)]
+            self.inbox.listen(self._socket(client_addresses["output_address"], zmq.PULL))
             if vllm_config.parallel_config.api_process_count > 1:
-                sources.append(self._socket(client_addresses["stats_update_address"], zmq.SUB))
-                sources[-1].subscribe(b"")
+                loads = self._socket(client_addresses["stats_update_address"], zmq.SUB)
+                loads.subscribe(b"")
+                self.inbox.listen(loads)
+            self.ready = self._start(vllm_config.parallel_config.engine_indexes)
         except BaseException:
-            self._context.destroy(linger=0)
-            if self.engines is not None:
-                self.engines.close()
+            self.close(timeout=0)
             raise
-        self.inbox = Inbox(sources, self.engines.processes.condemn if self.engines is not None else lambda: None)
 
-    def start(self) -> list[EngineCoreReadyResponse]:
+    def _start(self, indexes: Sequence[int]) -> list[EngineCoreReadyResponse]:
         """Start the engine cores, where they are ours, and wait for each one's READY."""
         if self.engines is not None:
             self.engines.start()
             self.engines.processes.watch(lambda index, how: self.inbox.fail_threadsafe(EngineDeadError(how, index)))
         ready: dict[int, EngineCoreReadyResponse] = {}
-        while len(ready) < len(self._indexes):
+        while len(ready) < len(indexes):
             if not self.inputs.poll(JOIN_SECONDS * 1000):
-                missing = sorted(set(self._indexes) - ready.keys())
+                missing = sorted(set(indexes) - ready.keys())
                 raise EngineStartError(f"no word of engine core {missing} within {JOIN_SECONDS} s: client_addresses are old")
             response = decode_word("READY", EngineCoreReadyResponse, self.inputs.recv_multipart()[1:])
             ready[response.engine_index] = response
         if self.engines is None:
-            self.inbox.watch(list(ready.values()))
-        return [ready[index] for index in self._indexes]
+            self.inbox.watch(ready.values())
+        return [ready[index] for index in indexes]
 
     def close(self, timeout: float | None = None) -> None:
         """End the engine cores, then close the sockets on the loop that uses them. May be called more than once."""
@@ -96,8 +97,7 @@ class BackgroundResources:
     def _close_sockets(self) -> None:
         self.inbox.fail(EngineDeadError("the engine was shut down"))
         self.inbox.close()
-        self.inputs.close(linger=0)
-        self._context.term()
+        self._context.destroy(linger=0)  # with the other socket
 
     def _socket(self, address: str, kind: int) -> zmq.Socket[Any]:
         """Bound, for the engine cores to connect to; connected where it is to the coordinator."""
@@ -112,22 +112,18 @@ class BackgroundResources:
 class AsyncMPClient(EngineCoreClient):
     """One engine core, or several for subclasses, started here or joined; one event loop uses a client.
 
-    The constructor blocks until they are ready and leaves nothing behind where it fails.
+    The constructor blocks until they are ready, as BackgroundResources' does.
     """
 
     def __init__(self, vllm_config: VllmConfig, client_addresses: Mapping[str, str] | None = None) -> None:
         self.engine_indexes = vllm_config.parallel_config.engine_indexes
         self.resources = BackgroundResources(vllm_config, client_addresses)
-        self._finalizer = weakref.finalize(self, BackgroundResources.close, self.resources)
+        self._finalizer = weakref.finalize(self, self.resources.close)
+        self.ready = self.resources.ready
         self._encoder = MsgpackEncoder()
         self._numbers = itertools.count(1)
         self._client_index = vllm_config.parallel_config.api_process_rank
         self._note_call: NoteCall = lambda *_: contextlib.nullcontext()
-        try:
-            self.ready = self.resources.start()
-        except BaseException:
-            self.shutdown(timeout=0)
-            raise
 
     def note_calls(self, note: NoteCall) -> None:
         self._note_call = note

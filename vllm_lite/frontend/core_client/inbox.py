@@ -13,7 +13,7 @@ import contextvars
 import copy
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import zmq
@@ -34,16 +34,20 @@ class Inbox:
     that waits for an answer. `on_last_word` is called when an engine core says itself that it dies.
     """
 
-    def __init__(self, sockets: Sequence[zmq.Socket[Any]], on_last_word: Callable[[], None]) -> None:
-        self._sockets = {int(socket.getsockopt(zmq.FD)): socket for socket in sockets}
+    def __init__(self) -> None:
+        self.on_last_word: Callable[[], None] = lambda: None
+        self._sockets: dict[int, zmq.Socket[Any]] = {}  # by file descriptor
         self._watched: dict[int, EngineCoreReadyResponse] = {}
-        self._on_last_word = on_last_word
         self._decoder: MsgpackDecoder[EngineCoreOutputs] = MsgpackDecoder(EngineCoreOutputs)
         self._bags: asyncio.Queue[Bag | EngineDeadError] = asyncio.Queue()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self.loop: asyncio.AbstractEventLoop | None = None  # that reads; None before `start`
         self._failed = False
         self.error: EngineDeadError | None = None
+
+    def listen(self, socket: zmq.Socket[Any]) -> None:
+        """Before `start`: read this one too."""
+        self._sockets[int(socket.getsockopt(zmq.FD))] = socket
 
     def start(self) -> None:
         """Read on the running loop from now on. RuntimeError where another loop did so before."""
@@ -61,7 +65,7 @@ class Inbox:
             run(loop.add_reader, pidfd, self._on_exit, ready)
         self._read()  # a socket's descriptor tells of changes only, and something may have come before
 
-    def watch(self, engine_cores: Sequence[EngineCoreReadyResponse]) -> None:
+    def watch(self, engine_cores: Iterable[EngineCoreReadyResponse]) -> None:
         """Before `start`: notice the exit of these engine cores, which another process owns."""
         for ready in engine_cores:
             try:
@@ -117,8 +121,7 @@ class Inbox:
 
     def close(self) -> None:
         """Stop reading and close the sockets; on the loop where it runs."""
-        self._stop_reading(self._watched)
-        self._stop_reading(self._sockets)
+        self._stop_reading([*self._watched, *self._sockets])
         for pidfd in self._watched:
             os.close(pidfd)
         for socket in self._sockets.values():
@@ -138,7 +141,7 @@ class Inbox:
 
     def _open(self, frames: list[bytes]) -> None:
         if frames == [ENGINE_CORE_DEAD]:
-            self._on_last_word()
+            self.on_last_word()
             self.fail(EngineDeadError("an engine core met a fatal error and ended; its traceback above says which", 0))
             return
         t_received, size = now_ns(), sum(map(len, frames))
