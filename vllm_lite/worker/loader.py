@@ -23,6 +23,7 @@ from vllm_lite.config import ModelConfig
 from vllm_lite.exceptions import UnsupportedModelError
 from vllm_lite.worker.attention.interface import ATTENTION_NAME
 from vllm_lite.worker.device import select_dtype
+from vllm_lite.worker.direct_calls import call_directly
 from vllm_lite.worker.norms import replace_norms
 from vllm_lite.worker.prepack import PrepackedLinear, prepack_linears
 
@@ -78,6 +79,7 @@ def finalize(model: torch.nn.Module, device: torch.device, *, compiled: bool = F
         prepack_linears(model, compiled=compiled)
         if not compiled:  # a compiler makes one kernel of a norm itself
             replace_norms(model)
+            call_directly(model)
 
 
 def weights_bytes(model: torch.nn.Module) -> int:
