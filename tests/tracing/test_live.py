@@ -76,6 +76,14 @@ def test_a_level_for_a_while(engine_dir: Path) -> None:
     recorder.close()
 
 
+def test_a_limit_takes_no_request_from_a_run_that_is_recorded_anyway(engine_dir: Path) -> None:
+    recorder = Recorder(engine_dir, "frontend", "loop")
+    with switched(engine_dir, level=1), switched(engine_dir, level=3, count=1):
+        assert recorder.refresh() == 3
+        assert (recorder.admit(), recorder.admit()) == (True, True)
+    recorder.close()
+
+
 def write_step(front: SpoolWriter, core: SpoolWriter, number: int) -> None:
     t = 100 * number
     core.write([make.receive(req=number, internal_id=f"{number}_0")])

@@ -65,10 +65,11 @@ def find_live_run(wanted: str | None) -> LiveRun:
 def switched(run_dir: Path, level: int | None = None, count: int | None = None) -> Iterator[None]:
     """The run at this level at least, or for `count` more requests only; afterwards, or when this process is gone, without.
 
-    Each process of the engine sees it at its next step, bag or request.
+    Each process of the engine sees it at its next step, bag or request. A run that is recorded anyway has no limit from here:
+    its own records would lack the requests beyond it.
     """
     with closing(ControlPage.open(run_dir)) as page:
-        lease = page.lease(level or 0, count)
+        lease = page.lease(level or 0, None if page.level else count)
         try:
             yield
         finally:
