@@ -74,6 +74,18 @@ def test_no_line_is_wider_than_the_screen(root: Path) -> None:
     assert max(map(len, printed(console).splitlines())) == 24
 
 
+def test_a_line_of_code_that_is_too_long_goes_on_in_the_next_row(root: Path) -> None:
+    (root / "office.py").write_text(CODE.replace("append(letter)", "append(letter)  # behind all that came before it"))
+    console = screen(46)
+    show(console, find_tours(root)["letter"], root)
+    assert printed(console).splitlines()[5:9] == [
+        "    1 | def post(letter):",
+        "    2 |     stamp(letter)",
+        "    3 >     queue.append(letter)  # behind all",
+        "      |             that came before it",
+    ]
+
+
 def test_by_name_and_by_number(root: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tour, "ROOT", root)
     assert main(["tour"]) == 0

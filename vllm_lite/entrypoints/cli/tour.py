@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,7 @@ examples:
 """
 ROOT = Path(__file__).parents[3]
 BEFORE, AFTER = 2, 9  # lines of code shown around the one that a stop points at
+MARGIN = 8  # cells left of the code: number and border
 
 
 class Stop(msgspec.Struct):
@@ -107,8 +109,17 @@ def show(console: Console, tour: Tour, root: Path) -> None:
 
 
 def _code(screen: Screen, lines: list[str], at: int) -> Iterator[Text]:
-    """The lines around `at`, which is marked."""
+    """The lines around `at`, which is marked; one that is too long goes on in the next row."""
     for index in range(max(at - BEFORE, 0), min(at + AFTER + 1, len(lines))):
         mark, style = (screen.glyphs.right, STRONG) if index == at else (screen.glyphs.border, "")
-        row = Text.assemble((f"{index + 1:>5} ", DIM), (mark, style or DIM), (f" {lines[index]}", style))
-        yield screen.fit(row)
+        number = f"{index + 1:>5}"
+        for part in _wrap(lines[index], screen.width - MARGIN):
+            yield screen.fit(Text.assemble((f"{number:>5} ", DIM), (mark, style or DIM), (f" {part}", style)))
+            number, mark = "", screen.glyphs.border
+
+
+def _wrap(line: str, width: int) -> list[str]:
+    deeper = " " * (len(line) - len(line.lstrip()) + 8)
+    if len(deeper) >= width:
+        deeper = ""
+    return textwrap.wrap(line, max(width, 1), subsequent_indent=deeper, break_on_hyphens=False) or [""]
