@@ -62,7 +62,7 @@ class EngineArgs:
     A value out of range or of the wrong type raises VLLMValidationError from `create_engine_config`, naming the field.
     """
 
-    model: str = _option(DEFAULT_MODEL, "a local folder, a hub id, or 'tiny' (seeded random weights, made on the fly)")
+    model: str = _option(DEFAULT_MODEL, "a local folder or .gguf file, a hub id, or 'tiny' (random weights, made on the fly)")
     served_model_name: str | None = _option(None, "the model's name in answers and spans; the same as --model where absent")
     tokenizer: str | None = _option(None, "where the tokenizer lies, if not with the model")
     skip_tokenizer_init: bool = _option(False, "token ids in and out, no text", bool)

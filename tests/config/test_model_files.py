@@ -169,10 +169,17 @@ def test_a_failing_download_says_what_to_do(cache: Path, monkeypatch: pytest.Mon
 
 
 def test_an_unknown_name_lists_what_could_be_meant() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"^tokenizer 'no-such': no such folder"):
+    with pytest.raises(UnsupportedModelError, match=r"^tokenizer 'no-such': no such folder or file"):
         EngineArgs(model="tiny", tokenizer="no-such").create_engine_config()
-    with pytest.raises(UnsupportedModelError, match=r"^model 'no-such': no such folder\. Give a folder .* hub id .*'tiny'$"):
+    every = r"^model 'no-such': no such folder or file\. Give a folder .* hub id .*'tiny'$"
+    with pytest.raises(UnsupportedModelError, match=every):
         resolve_model("no-such")
+
+
+@pytest.mark.parametrize("name", ["./no-such.gguf", "models/no-such.gguf", "./no-such", "../no-such"])
+def test_what_is_a_path_is_not_looked_for_in_the_hub(name: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=r": no such folder or file\. "):
+        resolve_model(name)
 
 
 def test_a_hub_id_without_the_hub_is_a_clear_error(tmp_path: Path) -> None:

