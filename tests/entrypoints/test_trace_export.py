@@ -93,7 +93,7 @@ def test_what_cannot_be_done_is_one_line(run: str, tmp_path: Path, monkeypatch: 
         ([run, "--otlp-traces-endpoint", "127.0.0.1:1"], "--otlp-traces-endpoint must be absent where OTEL_SDK_DISABLED"),
         ([run, "--otlp-traces-endpoint", "ftp://x"], "otlp_traces_endpoint is 'ftp://x'; use host:port"),
         ([str(other), "--jaeger", target], "DIR must be a run directory, or a file of OTLP JSON lines ("),
-        ([str(tmp_path / "nothing"), "--jaeger", target], "[Errno 2] No such file or directory"),
+        ([str(tmp_path / "nothing"), "--jaeger", target], f"{tmp_path / 'nothing'} is no folder; `vllm-lite "),
         ([str(tmp_path), "--html", target], f"{tmp_path} holds no spools"),
         ([run, "--html", str(tmp_path)], "--html must be a file that can be written here (Is a directory); got "),
         ([run, "--otlp", str(tmp_path / "no" / "x")], "--otlp must be a file that can be written here (No such file or "),
@@ -103,6 +103,7 @@ def test_what_cannot_be_done_is_one_line(run: str, tmp_path: Path, monkeypatch: 
         text = capsys.readouterr().err
         assert text.startswith(f"vllm-lite: {said}")
         assert text.count("\n") == 1
+    assert not Path(target).exists()
 
 
 def test_a_span_that_arrived(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:

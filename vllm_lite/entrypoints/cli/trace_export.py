@@ -88,7 +88,7 @@ def export(args: argparse.Namespace) -> int:
     if not (targets or args.otlp_traces_endpoint):
         raise VLLMValidationError("give one of --html, --svg, --jaeger, --perfetto, --otlp or --otlp-traces-endpoint")
     path, console = Path(args.dir), new_console()
-    source = views.open_run(args.dir) if path.is_dir() else path.resolve(strict=True)
+    source = views.open_run(args.dir) if path.is_dir() or not path.exists() else path.resolve()
     _check_targets(targets)
     files = {name: path for name, path in targets.items() if name in FORMATS}
     try:
@@ -105,8 +105,11 @@ def export(args: argparse.Namespace) -> int:
 def _check_targets(targets: dict[str, Path]) -> None:
     """Refuse a file that cannot be written, by its option and before any work."""
     for name, path in targets.items():
+        is_new = not path.exists()
         try:
             path.open("ab").close()
+            if is_new:
+                path.unlink()
         except OSError as error:
             raise refuse(f"--{name}", str(path), f"a file that can be written here ({error.strerror})") from None
 
