@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
 from tests.flow.conftest import MakeEngine
-from vllm_lite import AsyncLLM, RequestOutputKind, SamplingParams
+from vllm_lite import AsyncLLM, RequestOutputKind, SamplingParams, StreamingInput
 from vllm_lite.tracing.check import check_run
 from vllm_lite.tracing.control_page import ControlPage
 from vllm_lite.tracing.journey.load import load_run
@@ -82,5 +83,17 @@ async def test_levels_that_change_while_requests_run(make_engine: MakeEngine, tm
         await began.wait()
     await asyncio.gather(*callers)
     page.close()
+    engine.shutdown()
+    assert broken(tmp_path / "run") == []
+
+
+async def test_a_session_of_no_parts(make_engine: MakeEngine, tmp_path: Path) -> None:
+    async def parts() -> AsyncGenerator[StreamingInput, None]:
+        for part in list[StreamingInput]():
+            yield part
+
+    engine = make_engine(trace_level=2, trace_dir=str(tmp_path / "run"))
+    params = SamplingParams(output_kind=RequestOutputKind.DELTA)
+    assert [output async for output in engine.generate(parts(), params, "empty")] == []
     engine.shutdown()
     assert broken(tmp_path / "run") == []

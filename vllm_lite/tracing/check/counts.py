@@ -187,7 +187,7 @@ def _whole(request: RequestJourney, runs: bool) -> Iterator[Held]:
     if close is not None:
         tokenised = sum(part.num_prompt_tokens for part in request.tokenised)
         yield _equal(f"{name} prompt", close=close.num_prompt_tokens, tokenised=tokenised)
-    if close is not None and close.outcome == "finished" and not runs:
+    if close is not None and close.outcome == "finished" and close.num_prompt_tokens and not runs:  # else a session of no parts
         received = sum(stay.receive is not None for stay in stays)
         yield _equal(f"{name} on its way in", posted=max(len(request.posts), 1), received=received)
     endless = sum(stay.t_end is None and stay.process.ended and not stay.process.died for stay in stays)
