@@ -133,7 +133,6 @@ class AsyncMPClient(EngineCoreClient):
         return self.resources.inbox.error
 
     async def get_bag_async(self) -> Bag:
-        self.resources.inbox.start()
         return await self.resources.inbox.get()
 
     async def add_request_async(self, request: EngineCoreRequest) -> Posted:

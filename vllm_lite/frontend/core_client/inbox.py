@@ -37,7 +37,7 @@ class Inbox:
     def __init__(self) -> None:
         self.on_last_word: Callable[[], None] = lambda: None
         self._sockets: dict[int, zmq.Socket[Any]] = {}  # by file descriptor
-        self._watched: dict[int, EngineCoreReadyResponse] = {}
+        self._watched: dict[int, EngineDeadError] = {}  # by pidfd: what its process's exit means
         self._decoder: MsgpackDecoder[EngineCoreOutputs] = MsgpackDecoder(EngineCoreOutputs)
         self._bags: asyncio.Queue[Bag | EngineDeadError] = asyncio.Queue()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -61,24 +61,22 @@ class Inbox:
         run = contextvars.Context().run
         for descriptor in self._sockets:
             run(loop.add_reader, descriptor, self._read)
-        for pidfd, ready in self._watched.items():
-            run(loop.add_reader, pidfd, self._on_exit, ready)
+        for pidfd, error in self._watched.items():
+            run(loop.add_reader, pidfd, self.fail, error)
         self._read()  # a socket's descriptor tells of changes only, and something may have come before
 
     def watch(self, engine_cores: Iterable[EngineCoreReadyResponse]) -> None:
         """Before `start`: notice the exit of these engine cores, which another process owns."""
         for ready in engine_cores:
+            error = EngineDeadError(f"engine core {ready.engine_index} (pid {ready.pid}) has ended", ready.engine_index)
             try:
-                self._watched[os.pidfd_open(ready.pid)] = ready
+                self._watched[os.pidfd_open(ready.pid)] = error
             except ProcessLookupError:
-                self._on_exit(ready)
-
-    def _on_exit(self, ready: EngineCoreReadyResponse) -> None:
-        index = ready.engine_index
-        self.fail(EngineDeadError(f"engine core {index} (pid {ready.pid}) has ended", index))
+                self.fail(error)
 
     async def get(self) -> Bag:
         """The next bag; raises the error where there will be none."""
+        self.start()
         if self._bags.empty():
             self.check_alive()
         item = await self._bags.get()

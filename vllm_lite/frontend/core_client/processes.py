@@ -90,7 +90,6 @@ class EngineProcesses:
         if watcher is not None and watcher is not threading.current_thread():
             self.condemn()
             watcher.join()
-            self._watcher = None
         self._end(TERMINATE_SECONDS if timeout is None else timeout)
         for fd in (*self.pidfds, *([] if self._wake_fd is None else [self._wake_fd])):
             os.close(fd)
