@@ -115,11 +115,11 @@ def _make_exporter(settings: Settings) -> SpanExporter:
 
 
 def _refuse_no_answer(response: Any, **_: object) -> None:
-    """The exporter takes a redirect for a yes, and any page too: the spans would be lost without a word."""
+    """The exporter takes a redirect for a yes, and a web page too: the spans would be lost without a word."""
     told = ""
     if response.is_redirect:
         told = f"it sends one elsewhere, to {response.headers['location']}"
-    elif response.ok and response.headers.get("content-type", "").startswith("text/") and response.content:
+    elif response.ok and response.headers.get("content-type", "").startswith("text/html") and response.content:
         told = f"it answers {response.headers['content-type']}, which is no answer of OTLP's"
     if told:
         response.close()
