@@ -145,6 +145,7 @@ def test_a_stamp_notes_the_rows_that_did_not_fail(processor: OutputProcessor, by
     stamp = BagStamp(by_letter=by_letter)
     processor.process_outputs([row("a", [97, 98]), row("bad", ["x"]), row("b", [99])], stamp=stamp)  # type: ignore[list-item]
     assert (stamp.reqs, stamp.tokens, stamp.fates) == (reqs, [2, 1], "pp")
+    assert (stamp.late, stamp.gone) == ([("bad", 1)], [1])
 
 
 def test_the_engines_interval_is_kept_back(tiny_tokenizer: Tokenizer) -> None:

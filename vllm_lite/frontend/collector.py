@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from vllm_lite.frontend.stamps import TOKEN_LEVEL, Stamps
@@ -36,6 +37,7 @@ class RequestOutputCollector:
         "_seen",
         "_stamps",
         "_take",
+        "_take_of_several",
         "_waiter",
         "aggregate",
         "input_error",
@@ -60,7 +62,13 @@ class RequestOutputCollector:
         self._failed = False  # it is an exception: asking this is quicker than asking for its type
         self._waiter: asyncio.Future[None] | None = None
         self.puts = self.staples = self.takes = self.left = self.kept_back = 0
-        self._take = None if stamps is None or trace is None or trace.level < TOKEN_LEVEL else stamps.take
+        self._take: Callable[[tuple[int, int]], None] | None = None
+        self._take_of_several: Callable[[int, int], None] | None = None
+        if stamps is not None and trace is not None and trace.level >= TOKEN_LEVEL:
+            if trace.several:
+                self._take_of_several = stamps.take_of_several
+            else:
+                self._take = stamps.take
         self.aggregate = output_kind is RequestOutputKind.DELTA
         self.request_id = request_id
         self.input_error: Exception | None = None  # what the caller's own generator of prompt parts raised
@@ -93,7 +101,7 @@ class RequestOutputCollector:
     def put_farewell(self, output: Output) -> None:
         """Put the last output of a request that was given up; it comes in no bag."""
         fate = self.put(output)
-        if self._take is not None and self._stamps is not None and self.trace is not None and not self.trace.closed:
+        if self._stamps is not None and self.trace is not None:
             self._stamps.farewell(self.trace, fate)
 
     def finish(self) -> None:
@@ -157,8 +165,10 @@ class RequestOutputCollector:
         take = self._take
         if take is not None:
             take((self._req, now_ns()))
+        elif self._take_of_several is not None:
+            self._take_of_several(self._req, self._num_new(taken))
         if self._seen is not None:
-            self._num_new(taken)
+            self._num_new(taken)  # which is nothing where it was asked just before
         if taken.finished:
             self.close()
         return taken

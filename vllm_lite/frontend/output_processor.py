@@ -152,6 +152,8 @@ class OutputProcessor:
             except Exception as error:  # whatever it is, it is this request's alone
                 self._fail(state, error, processed)
                 gone.add(id(row))
+                if stamp is not None:  # so that what was sent was sorted
+                    stamp.late.append((row.request_id, len(row.new_token_ids)))
                 continue
             if fate is not PUT:
                 odd[id(row)] = fate
@@ -164,6 +166,7 @@ class OutputProcessor:
             stamp.tokens += [1] * len(letters) if even else [len(row.new_token_ids) for row in letters]
             stamp.fates += "".join([odd.get(id(row), PUT) for row in letters]) if odd else PUT * len(letters)
             stamp.slices.append((t0, now_ns(), len(engine_core_outputs)))
+            stamp.gone.append(len(gone))
         return processed
 
     def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:

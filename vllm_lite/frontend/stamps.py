@@ -31,6 +31,7 @@ from vllm_lite.tracing.records import (
     Farewell,
     Post,
     Sort,
+    Takes,
     Tokenise,
 )
 from vllm_lite.tracing.request_trace import Mailbox, RequestTrace
@@ -83,7 +84,8 @@ class Stamps:
         if not sampled or not self._recorder.admit():
             return None
         self._num_requests += 1
-        trace = RequestTrace(self._num_requests, trace_id, new_span_id(), level)
+        several = isinstance(params, SamplingParams) and params.n != 1
+        trace = RequestTrace(self._num_requests, trace_id, new_span_id(), level, several)
         self._open[trace.req] = (trace, [])
         self._recorder.append(
             Accept(
@@ -166,6 +168,7 @@ class Stamps:
                 fates.count(KEPT_BACK),
                 late,
                 *((reqs, tokens, fates) if stamp.columns else ()),
+                *([stamp.gone] if stamp.columns and late else ()),
             )
         )
         self._recorder.flush()
@@ -186,9 +189,14 @@ class Stamps:
             headers.update(dict.fromkeys(ids, trace.traceparent(span_id)))
         return headers
 
+    def take_of_several(self, req: int, num_tokens: int) -> None:
+        """S9: a letter was taken whose request has several answers; `num_tokens` of all of them were new to its caller."""
+        self._recorder.append(Takes([req], [now_ns()], [num_tokens]))
+
     def farewell(self, trace: RequestTrace, fate: str) -> None:
         """The last output of an aborted request was put into its mailbox, by itself."""
-        self._recorder.append(Farewell(trace.req, now_ns(), fate))
+        if trace.level >= TOKEN_LEVEL and not trace.closed:
+            self._recorder.append(Farewell(trace.req, now_ns(), fate))
 
     @contextmanager
     def call(self, method: str, engine_index: int, call_id: int) -> Iterator[str | None]:
@@ -270,7 +278,7 @@ class BagStamp:
     request's number (0: not traced). With `columns` they are written one by one.
     """
 
-    __slots__ = ("by_letter", "columns", "fates", "late", "reqs", "slices", "tokens")
+    __slots__ = ("by_letter", "columns", "fates", "gone", "late", "reqs", "slices", "tokens")
 
     def __init__(self, *, by_letter: bool = True, columns: bool = True) -> None:
         self.by_letter = by_letter
@@ -278,8 +286,9 @@ class BagStamp:
         self.reqs: list[int] = []
         self.tokens: list[int] = []
         self.fates = ""
-        self.late: list[tuple[str, int]] = []  # letters that nobody waits for any more: internal id and tokens
+        self.late: list[tuple[str, int]] = []  # letters for requests that are gone, or go by them: internal id and tokens
         self.slices: list[tuple[int, int, int]] = []
+        self.gone: list[int] = []  # how many late ones in each slice
 
 
 def unsampled_headers(trace_headers: Mapping[str, str] | None) -> dict[str, str] | None:

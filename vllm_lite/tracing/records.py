@@ -87,7 +87,8 @@ class Sort(Record, tag=4):
 
     Constant size at level 1. From level 2 `reqs`, `tokens` and `fates` have one entry for each letter that somebody waits for,
     in bag order (req 0: the request is not traced); late letters are in `late` at every level. `slices` is (t0, t1, size) of
-    each slice. `tokens` are the new tokens that each row brought the caller (a stop string may have cut it), whatever its fate.
+    each slice, `gone` how many of these were late, where any was. `tokens` are the new tokens that each row brought the caller
+    (a stop string may have cut it), whatever its fate.
     `trace` is the bag's step_trace (traceparent of the core's send span), None where the step was not sampled.
     """
 
@@ -109,14 +110,20 @@ class Sort(Record, tag=4):
     reqs: list[int] = []
     tokens: list[int] = []
     fates: str = ""
+    gone: list[int] = []
 
 
 class Takes(Record, tag=5):
-    """Letters taken since the last flush, as columns (level 2 and up). What they were follows from the Sorts before."""
+    """Letters taken since the last flush, as columns (level 2 and up).
+
+    What they brought follows from the Sorts before, but of requests with several answers, which keep letters back each for
+    itself: their takes have records of their own, with the new tokens.
+    """
 
     STATION = "S9"
     reqs: list[int]
     ts: list[int]
+    tokens: list[int] = []
 
 
 class Abort(Record, tag=6):

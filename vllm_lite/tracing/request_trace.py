@@ -40,6 +40,7 @@ class RequestTrace:
     trace_id: str
     span_id: str  # the request's root span
     level: int  # the lowest since it was accepted
+    several: bool = False  # it asked for several answers
     mailbox: Callable[[], Mailbox | None] = lambda: None
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0  # of all samples, as the caller gets them (cut at a stop string)

@@ -61,6 +61,32 @@ def test_a_farewell_brings_what_was_kept_back() -> None:
     assert request.takes == [Take(18, 2, 4), Take(35, 3, 5)]
 
 
+def test_what_several_answers_brought_is_written_down() -> None:
+    """What one of them keeps back does not come with the next letter of another."""
+    front = make.front()
+    bag = make.sort(0, 10, [(1, 2, "p"), (1, 3, "k")])
+    takes = [(front, rec.Takes([1], [18], [2])), (front, rec.Takes([1], [30], [0]))]
+    request = make.request((front, make.accept()), (front, bag), (front, make.sort(1, 20, [(1, 0, "p")])), *takes)
+    assert request.takes == [Take(18, 2, 4), Take(30, 0, 6)]
+
+
+def test_a_wait_is_not_known_where_no_letter_was_recorded() -> None:
+    """The level was lowered after the first one, and raised again."""
+    front = make.front()
+    letters = [(front, make.sort(0, 10, [(1, 1, "p")])), (front, make.sort(1, 50, [(1, 1, "p")]))]
+    request = make.request((front, make.accept()), *letters, (front, rec.Takes([1, 1, 1], [18, 40, 60])))
+    assert request.waits == [4, 0, 6]
+
+
+def test_late_letters_move_no_other_into_a_slice_before() -> None:
+    front = make.front()
+    slices = [(12, 14, 3), (15, 17, 2)]
+    sort = make.sort(0, 10, [(1, 1, "p"), (2, 1, "p"), (1, 1, "p")], late=[("x", 1)] * 2, slices=slices, gone=[2, 0])
+    request = make.request((front, make.accept()), (front, sort))
+    assert request.bags[0].t_sorted == [14, 17, 17]
+    assert [letter.slice for letter in request.bags[0].letters] == [0, 1, 1, 1, 1]
+
+
 def test_a_letter_lies_in_its_slice() -> None:
     front = make.front()
     sort = make.sort(0, 10, [(1, 1, "p")] * 6, slices=[(12, 14, 2), (15, 17, 3)])

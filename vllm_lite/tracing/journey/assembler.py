@@ -115,12 +115,15 @@ class Assembler:
             self._posts.add(record.span_id, (request, record))
 
     def _takes(self, process: Process, record: rec.Takes) -> None:
-        _check_columns(process, record, record.reqs, record.ts)
+        _check_columns(process, record, record.reqs, record.ts, record.tokens or record.ts)
         for t, request in zip(record.ts, map(self._numbered[process].get, record.reqs), strict=True):
             if request is not None:
                 request.t_takes.append(t)
             else:
                 self.unclaimed += 1
+        for req, tokens in zip(record.reqs, record.tokens, strict=False):
+            if (request := self._numbered[process].get(req)) is not None:
+                request.taken.append(tokens)
 
     def _abort(self, process: Process, record: rec.Abort) -> None:
         if request := self._request(process, record.req):
@@ -139,6 +142,7 @@ class Assembler:
 
     def _sort(self, process: Process, record: rec.Sort) -> None:
         _check_columns(process, record, record.reqs, record.tokens, record.fates)
+        _check_columns(process, record, record.slices, record.gone or record.slices)
         bag = Bag(process, record, list(map(self._numbered[process].get, record.reqs)))
         for place, request in enumerate(bag.members):
             if request is not None:
@@ -240,7 +244,7 @@ class Assembler:
             stay.spells.clear()
             if stay.receive is not None:
                 self._received.pop(stay.receive.internal_id, None)
-        for held in (request.bags, request.places, request.t_takes, request.late):
+        for held in (request.bags, request.places, request.t_takes, request.taken, request.late):
             held.clear()
 
     def forget_step(self, step: StepJourney) -> None:

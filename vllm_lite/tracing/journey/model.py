@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
+from itertools import pairwise, repeat, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -136,6 +136,7 @@ class RequestJourney:
     bags: Ends[Bag] = field(default_factory=Ends)
     places: Ends[int] = field(default_factory=Ends)
     t_takes: Ends[int] = field(default_factory=Ends)
+    taken: Ends[int] = field(default_factory=Ends)  # tokens of each take, of a request with several answers
     farewells: list[rec.Farewell] = field(default_factory=list)  # level 2 and up
     late: list[Letter] = field(default_factory=list)
     aborts: list[rec.Abort] = field(default_factory=list)
@@ -146,7 +147,7 @@ class RequestJourney:
 
     def cut(self, keep: int) -> None:
         """Of one that goes on for long, keep `keep` items at each end; below level 3 two of its decode steps are enough."""
-        for column in (self.bags, self.places, self.t_takes):
+        for column in (self.bags, self.places, self.t_takes, self.taken):
             column.cut(keep, keep)
         for stay in self.stays:
             if len(stay.spells[-1].steps) > 2 * keep:
@@ -171,8 +172,10 @@ class RequestJourney:
 
     @property
     def takes(self) -> list[Take]:
-        """What its caller took. The letters sorted before belong to it, back to the take before; those kept back come with the
-        next one that is put. The first take behind a gap may be told too low."""
+        """What its caller took. Where that is not written down, the letters sorted before it, back to the take before; those
+        kept back come with the next one that is put. The first take behind a gap may then be told too low."""
+        if self.taken:
+            return list(map(Take, self.t_takes, self.taken, self.waits))
         takes: list[Take] = []
         rows = zip(self.bags, self.places, self.fates, strict=True)
         letters = [(bag.t_sorted[place], bag.sort.tokens[place], fate) for bag, place, fate in rows]
@@ -191,12 +194,15 @@ class RequestJourney:
 
     @property
     def waits(self) -> list[int]:
-        """How long what each take found had been waiting: since the last put before it."""
+        """How long what each take found had been waiting: since the last put before it. 0 where single letters were not
+        recorded just then."""
         rows = zip(self.bags, self.places, self.fates, strict=True)
         puts = [bag.t_sorted[place] for bag, place, fate in rows if fate == rec.PUT]
         if self.farewells:
             puts = sorted([*puts, *(farewell.t for farewell in self.farewells if farewell.fate == rec.PUT)])
-        return [t - puts[before - 1] if (before := bisect_right(puts, t)) else 0 for t in self.t_takes]
+        before = [0, *(bisect_right(puts, t) for t in self.t_takes)]
+        spans = zip(self.t_takes, pairwise(before), strict=True)
+        return [t - puts[last - 1] if last > had else 0 for t, (had, last) in spans]
 
     @property
     def internal_ids(self) -> list[str]:
@@ -267,17 +273,22 @@ class Bag:
         sends = self.step.sends if self.step and sender else ()
         return next((send for send in sends if sender and send.span_id == sender.span_id), None)
 
+    @property
+    def _sizes(self) -> list[int]:
+        """How many letters of each slice were not late."""
+        return [size - gone for (_, _, size), gone in zip(self.sort.slices, self.sort.gone or repeat(0), strict=False)]
+
     @cached_property
     def t_sorted(self) -> list[int]:
         """When each letter's slice was done, and its caller could take it."""
-        done = [t1 for _, t1, size in self.sort.slices for _ in range(size)]
+        done = [t1 for (_, t1, _), size in zip(self.sort.slices, self._sizes, strict=True) for _ in range(size)]
         return done + [self.sort.t_done] * (len(self.sort.reqs) - len(done))
 
     @cached_property
     def letters(self) -> list[Letter]:
         """From level 2 on its letters, in order; at every level the late ones, last."""
         sort = self.sort
-        slices = [index for index, (_, _, size) in enumerate(sort.slices) for _ in range(size)]
+        slices = [index for index, size in enumerate(self._sizes) for _ in range(size)]
         slices += [max(len(sort.slices) - 1, 0)] * (len(sort.reqs) - len(slices))
         rows = zip(self.members, sort.tokens, sort.fates, slices, strict=False)
         return [Letter(request, self, tokens, fate, index) for request, tokens, fate, index in rows] + self.late
