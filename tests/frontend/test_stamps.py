@@ -14,7 +14,7 @@ from tests.frontend.helpers import FINAL_ONLY
 from vllm_lite import PoolingParams, RequestOutputKind, SamplingParams
 from vllm_lite.exceptions import EngineDeadError, QueueOverflowError, VLLMValidationError
 from vllm_lite.frontend.collector import RequestOutputCollector
-from vllm_lite.frontend.core_client import Posted
+from vllm_lite.frontend.core_client import Bag, Posted
 from vllm_lite.frontend.stamps import BagStamp, Stamps, unsampled_headers
 from vllm_lite.outputs import CompletionOutput, RequestOutput
 from vllm_lite.tracing.control_page import ControlPage
@@ -174,7 +174,7 @@ def filled(trace: RequestTrace | None, stamp: BagStamp | None = None) -> BagStam
 def test_a_bag_is_written_whole(made: Fixture, columns: tuple[list[int], list[int], str]) -> None:
     trace = made.accept()
     stamp = filled(trace, made.stamps.open_bag(EngineCoreOutputs()))
-    made.stamps.sort(stamp, EngineCoreOutputs(1, step_trace=SAMPLED["traceparent"]), (10, 20, 300))
+    made.stamps.sort(stamp, Bag(EngineCoreOutputs(1, step_trace=SAMPLED["traceparent"]), 10, 20, 300))
     sort = made.read().bags[0].sort
     assert (sort.bag, sort.engine_index, sort.trace, sort.t_received, sort.t_decoded) == (0, 1, SAMPLED["traceparent"], 10, 20)
     assert (sort.slices, sort.body_size, sort.num_outputs, sort.num_tokens) == ([(1, 2, 4)], 300, 4, 7)
@@ -184,9 +184,9 @@ def test_a_bag_is_written_whole(made: Fixture, columns: tuple[list[int], list[in
 
 def test_bags_that_concern_nobody_traced_are_neither_counted_nor_written(made: Fixture) -> None:
     trace = made.accept()
-    made.stamps.sort(filled(None), EngineCoreOutputs(), (0, 0, 0))
-    made.stamps.sort(filled(trace), EngineCoreOutputs(), (0, 0, 0))
-    made.stamps.sort(filled(None), EngineCoreOutputs(step_trace=SAMPLED["traceparent"]), (0, 0, 0))
+    made.stamps.sort(filled(None), Bag(EngineCoreOutputs(), 0, 0, 0))
+    made.stamps.sort(filled(trace), Bag(EngineCoreOutputs(), 0, 0, 0))
+    made.stamps.sort(filled(None), Bag(EngineCoreOutputs(step_trace=SAMPLED["traceparent"]), 0, 0, 0))
     assert [b.sort.bag for b in made.read().bags] == [0, 1]
 
 
@@ -294,7 +294,7 @@ def test_level_1_counts_what_level_2_would_have_noted_letter_by_letter() -> None
     stamp = made.stamps.open_bag(outputs)
     assert stamp is not None
     stamp.tokens, stamp.fates, stamp.late = [2, 1, 1, 1], PUT + STAPLED + KEPT_BACK + PUT, [("gone", 2)]
-    made.stamps.sort(stamp, outputs, (10, 20, 300))
+    made.stamps.sort(stamp, Bag(outputs, 10, 20, 300))
     (bag,) = made.read().bags
     sort = bag.sort
     assert sort is not None
@@ -337,7 +337,7 @@ def test_a_bag_is_written_as_it_was_opened(made: Fixture) -> None:
     page.level = 1
     page.close()
     assert made.stamps.level == 1
-    made.stamps.sort(stamp, EngineCoreOutputs(), (10, 20, 300))
+    made.stamps.sort(stamp, Bag(EngineCoreOutputs(), 10, 20, 300))
     assert made.read().bags[0].sort.fates == "psk"
 
 

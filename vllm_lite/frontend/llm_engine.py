@@ -179,7 +179,7 @@ class LLMEngine:
         processed = self.output_processor.process_outputs(outputs.outputs, stamp=stamp, weight_version=outputs.weight_version)
         self._send_abort(processed.reqs_to_abort, "stop_string")
         if stamp is not None and stamps is not None:
-            stamps.sort(stamp, outputs, (bag.t_received, bag.t_decoded, bag.body_size))
+            stamps.sort(stamp, bag)
 
     # ---- the rest ----------------------------------------------------------------------------------------------------------
 

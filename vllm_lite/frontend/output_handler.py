@@ -90,8 +90,7 @@ class OutputHandler:
             if processed.reqs_to_abort:
                 await send_abort(self._engine_core, processed.reqs_to_abort, "stop_string", self._stamps)
         if stamp is not None and self._stamps is not None:
-            arrival = (bag.t_received, bag.t_decoded, bag.body_size)
-            self._stamps.sort(stamp, outputs, arrival)
+            self._stamps.sort(stamp, bag)
         if self._stat_logger is not None:
             self._stat_logger.record(outputs.scheduler_stats, stats, engine_idx=outputs.engine_index)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_lite.exceptions import EngineDeadError
-from vllm_lite.frontend.core_client.client import Posted
+from vllm_lite.frontend.core_client.client import Bag, Posted
 from vllm_lite.frontend.trace_facts import asked, ending
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
@@ -144,23 +144,23 @@ class Stamps:
         columns = level >= TOKEN_LEVEL
         return BagStamp(by_letter=columns or outputs.step_trace is None, columns=columns)
 
-    def sort(self, stamp: BagStamp, outputs: EngineCoreOutputs, arrival: tuple[int, int, int]) -> None:
-        """S8: the bag is empty. It is written if its step is traced or one of its letters is. `arrival`: time received and
-        decoded, and bytes."""
+    def sort(self, stamp: BagStamp, bag: Bag) -> None:
+        """S8: the bag is empty. It is written if its step is traced or one of its letters is."""
+        outputs, t_received, t_decoded, body_size = bag
         late, reqs, tokens, fates = stamp.late, stamp.reqs, stamp.tokens, stamp.fates
         if outputs.step_trace is None and not any(reqs):
             return
-        bag, self._num_bags = self._num_bags, self._num_bags + 1
+        number, self._num_bags = self._num_bags, self._num_bags + 1
         self._recorder.append(
             Sort(
-                bag,
+                number,
                 outputs.engine_index,
                 outputs.step_trace,
-                arrival[0],
-                arrival[1],
+                t_received,
+                t_decoded,
                 stamp.slices,
                 now_ns(),
-                arrival[2],
+                body_size,
                 len(tokens) + len(late),
                 sum(tokens) + sum([count for _, count in late]),
                 fates.count(PUT),
