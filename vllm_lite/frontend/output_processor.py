@@ -137,8 +137,6 @@ class OutputProcessor:
             state = states.get(row.request_id)
             if state is None:
                 gone.add(id(row))
-                if stamp is not None:
-                    stamp.late.append((row.request_id, len(row.new_token_ids)))
                 continue
             if iteration_stats is not None and state.stats is not None:  # before a first row becomes one like any other
                 new_prompt = state.num_new_prompt_tokens if state.is_prefilling else None
@@ -152,8 +150,6 @@ class OutputProcessor:
             except Exception as error:  # whatever it is, it is this request's alone
                 self._fail(state, error, processed)
                 gone.add(id(row))
-                if stamp is not None:  # so that what was sent was sorted
-                    stamp.late.append((row.request_id, len(row.new_token_ids)))
                 continue
             if fate is not PUT:
                 odd[id(row)] = fate
@@ -162,7 +158,10 @@ class OutputProcessor:
             if reqs is not None:
                 reqs.append(state.trace_req)
         if stamp is not None:
-            letters = [row for row in engine_core_outputs if id(row) not in gone] if gone else engine_core_outputs
+            letters = engine_core_outputs
+            if gone:  # they count as well: what was sent was sorted
+                letters = [row for row in engine_core_outputs if id(row) not in gone]
+                stamp.late += [(row.request_id, len(row.new_token_ids)) for row in engine_core_outputs if id(row) in gone]
             stamp.tokens += [1] * len(letters) if even else [len(row.new_token_ids) for row in letters]
             stamp.fates += "".join([odd.get(id(row), PUT) for row in letters]) if odd else PUT * len(letters)
             stamp.slices.append((t0, now_ns(), len(engine_core_outputs)))
