@@ -16,6 +16,7 @@ from vllm_lite import LLM, AsyncEngineArgs, AsyncLLM, PoolingParams, SamplingPar
 from vllm_lite.engine_core.executor.toy import expected_tokens
 from vllm_lite.entrypoints.llm import MULTIPROCESSING
 from vllm_lite.exceptions import VLLMValidationError
+from vllm_lite.frontend.core_client import Bag
 
 PROMPTS = ["a", "Hello, world", "The capital of France is", "a"]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -186,6 +187,50 @@ def test_an_engine_that_slept_answers_as_before(tiny_model_path: Path, processes
     assert llm.generate([[1, 2]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids == before
     with pytest.raises(RuntimeError, match="level must be an integer >= 0 and <= 2; got 9"):
         llm.sleep(level=9)
+    llm.shutdown()
+
+
+def test_an_engine_in_process_that_sleeps_says_so(tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MULTIPROCESSING, "0")
+    llm = LLM(str(tiny_model_path), distributed_executor_backend="toy")
+    llm.sleep()
+    with pytest.raises(
+        RuntimeError, match=r"no request can go on while the engine is paused or asleep: call wake_up\(\) first"
+    ):
+        llm.generate([[1, 2]], GREEDY, use_tqdm=False)
+    assert llm.wake_up() is True
+    (output,) = llm.generate([[1, 2]], GREEDY, use_tqdm=False)
+    assert output.outputs[0].token_ids == expected_tokens([1, 2], GREEDY.max_tokens or 0)
+    llm.shutdown()
+
+
+@pytest.mark.parametrize("call", ["sleep", "reset_prefix_cache", "collective_rpc"])
+def test_a_call_from_another_thread_waits_for_its_turn_in_process(
+    tiny_model_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MULTIPROCESSING, "0")
+    llm = LLM(str(tiny_model_path), distributed_executor_backend="toy")
+    core = llm.llm_engine.engine_core
+    run_step, in_a_step, called = core.get_bag, threading.Event(), threading.Event()
+
+    def get_bag() -> Bag:
+        if not in_a_step.is_set():
+            in_a_step.set()
+            assert not called.wait(0.2)
+        return run_step()
+
+    def call_utility(method: str, *args: Any) -> list[Any]:
+        called.set()
+        return []
+
+    monkeypatch.setattr(core, "get_bag", get_bag)
+    monkeypatch.setattr(core, "call_utility", call_utility)
+    with ThreadPoolExecutor(2) as pool:
+        answer = pool.submit(llm.generate, [[1, 2]], GREEDY, use_tqdm=False)
+        assert in_a_step.wait(30)
+        calling = pool.submit(getattr(llm, call), *(["get_info"] if call == "collective_rpc" else []))
+        assert len(answer.result(30)[0].outputs[0].token_ids) == 12
+        calling.result(30)
     llm.shutdown()
 
 

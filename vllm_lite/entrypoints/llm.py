@@ -1,11 +1,12 @@
 """Offline answers: a list of prompts in, a list of outputs back, in the same order.
 
-Process: front end. Knows: LLMEngine, the progress bar. Does not know: event loops, or where the engine core runs.
+Process: front end. Knows: LLMEngine, the progress bar. Does not know: event loops.
 Mirrors: vllm/entrypoints/llm.py
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,7 @@ class LLM:
         self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model, **options), enable_multiprocessing=in_a_process)
         self._count = 0
         self._turn = threading.Lock()  # steps are one caller's at a time
+        self._core_turn = contextlib.nullcontext() if in_a_process else self._turn  # what steps here is not disturbed by calls
 
     def generate(
         self,
@@ -113,11 +115,13 @@ class LLM:
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         """Call `method` of every worker; their results in rank order."""
-        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
+        with self._core_turn:
+            return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes."""
-        return self.llm_engine.reset_prefix_cache(reset_running_requests)
+        with self._core_turn:
+            return self.llm_engine.reset_prefix_cache(reset_running_requests)
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Pause and free memory until `wake_up`: 1 keeps the weights in host memory, 2 drops them, both free the KV cache."""
@@ -137,7 +141,8 @@ class LLM:
 
     def _call(self, method: str, *args: Any) -> Any:
         """Call a method of the engine core, which checks the arguments. RuntimeError with its words where it failed."""
-        return self.llm_engine.engine_core.call_utility(method, *args)
+        with self._core_turn:
+            return self.llm_engine.engine_core.call_utility(method, *args)
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the engine now, and not when the last reference goes. May be called more than once."""

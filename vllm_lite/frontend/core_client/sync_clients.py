@@ -132,8 +132,10 @@ class InprocClient:
         """No call is sent, so there is none to note."""
 
     def get_bag(self) -> Bag:
-        """Run a step. What makes it fail is the engine core's end."""
+        """Run a step. What makes it fail is the engine core's end. RuntimeError where a pause holds back all that it has."""
         self._check_alive()
+        if not self._core.has_work():
+            raise RuntimeError("no request can go on while the engine is paused or asleep: call wake_up() first")
         try:
             bags = self._core.step()
             self._core.run_idle_actions()
