@@ -151,7 +151,9 @@ def test_a_web_page_is_no_yes() -> None:
     assert found.remedies[0].startswith("another program answers there")
 
 
-@pytest.mark.parametrize(("page", "kind"), [(b"", "text/html"), (b"ok", "text/plain"), (b"{}", "application/json"), (b"", "application/x-protobuf")])
+@pytest.mark.parametrize(
+    ("page", "kind"), [(b"", "text/html"), (b"ok", "text/plain"), (b"{}", "application/json"), (b"", "application/x-protobuf")]
+)
 def test_what_collectors_say_is_a_yes(page: bytes, kind: str) -> None:
     with http_answering(200, page, kind) as endpoint:
         assert asked(endpoint, HTTP).arrived
