@@ -57,6 +57,17 @@ def test_what_was_not_recorded_is_told() -> None:
     assert any(line.startswith(f"not recorded {told}") for line in lines(Totals(run), 150))
 
 
+def test_a_sentence_that_is_too_long_goes_on_in_the_next_line() -> None:
+    assert lines(Totals(short_story()), 60)[4:10] == [
+        "steps        9, 1 with prompts; 2.6 requests in a step on",
+        "             the mean, 3 at most",
+        "KV cache     3.3% used at most; 0 preemptions",
+        "bags         9 with 23 letters, 1.3 KiB",
+        "letters      18 into an empty mailbox, 4 stapled, 0 kept",
+        "             back, 1 late",
+    ]
+
+
 def test_each_station_with_its_figures() -> None:
     found = station_times(Teller([Caller(answer=2)]).tell())
     assert list(found) == list(STOPS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from textwrap import wrap
 
 from rich.text import Text
 
@@ -47,7 +48,10 @@ class Totals(View):
         start, end = time_span(run)
         yield screen.title("totals", count(len(run.requests), "request"), f"within {span(end - start)}")
         for label, text, style in (*_requests(run), *_letters(run), *_calls(run), *_faults(run)):
-            yield Text().append(label.ljust(LABEL), STRONG).append(screen.printable(text), style)
+            head = label
+            for row in wrap(screen.printable(text), max(screen.width - LABEL, 1)):
+                yield Text().append(head.ljust(LABEL), STRONG).append(row, style)
+                head = ""
         yield from self._stations(screen)
 
     def _stations(self, screen: Screen) -> Iterator[Text]:
