@@ -58,7 +58,7 @@ def test_what_was_not_recorded_is_told() -> None:
 
 
 def test_a_sentence_that_is_too_long_goes_on_in_the_next_line() -> None:
-    assert lines(Totals(short_story()), 60)[4:10] == [
+    assert lines(Totals(short_story()), 60)[5:11] == [
         "steps        9, 1 with prompts; 2.6 requests in a step on",
         "             the mean, 3 at most",
         "KV cache     3.3% used at most; 0 preemptions",
