@@ -95,8 +95,10 @@ def attach(args: argparse.Namespace) -> int:
 def _list(console: Console) -> None:
     runs = live_runs()
     console.print(Screen.of(console).title("engines that run", str(len(runs))))
-    if runs:
-        console.print(Text(f"{'pid':>9}{'level':>7}  run directory", DIM))
+    if not runs:
+        console.print(Text("`vllm-lite trace run` in another terminal starts one.", DIM))
+        return
+    console.print(Text(f"{'pid':>9}{'level':>7}  run directory", DIM))
     for live in runs:
         console.print(Text.assemble((f"{live.pid:>9}", STRONG), f"{live.level:>7}  {live.path}"), soft_wrap=True)
 
