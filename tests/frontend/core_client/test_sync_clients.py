@@ -131,6 +131,20 @@ def test_a_call_that_would_wait_for_steps_fails(inproc: InprocClient, monkeypatc
         inproc.call_utility("reset_prefix_cache")
 
 
+def test_a_step_that_a_shutdown_breaks_tells_of_the_shutdown(
+    inproc: InprocClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def schedule() -> None:  # as another thread may, while a step runs
+        inproc.shutdown()
+        raise KeyError
+
+    inproc.add_request(request("a"))
+    monkeypatch.setattr(inproc._core.scheduler, "schedule", schedule)
+    with pytest.raises(EngineDeadError, match="^the engine was shut down$"):
+        inproc.get_bag()
+    assert "the engine core failed" not in caplog.text
+
+
 def test_a_failed_step_is_the_end(inproc: InprocClient, monkeypatch: pytest.MonkeyPatch) -> None:
     inproc.add_request(request("a"))
     monkeypatch.setattr(inproc._core.scheduler, "schedule", lambda: 1 / 0)

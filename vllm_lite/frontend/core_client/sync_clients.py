@@ -140,9 +140,9 @@ class InprocClient:
             bags = self._core.step()
             self._core.run_idle_actions()
         except Exception as error:
-            logger.exception("the engine core failed")
-            dead = EngineDeadError(f"the engine core in this process failed: {type(error).__name__}: {error}")
-            self._end(dead)
+            if self.dead_error is None:  # else another thread shut it down under this step
+                logger.exception("the engine core failed")
+            dead = self._end(EngineDeadError(f"the engine core in this process failed: {type(error).__name__}: {error}"))
             raise copy.copy(dead) from error
         t = now_ns()
         return Bag(bags.get(0) or EngineCoreOutputs(), t, t, 0)
@@ -172,10 +172,12 @@ class InprocClient:
         """Free the workers."""
         self._end(EngineDeadError("the engine was shut down"))
 
-    def _end(self, error: EngineDeadError) -> None:
+    def _end(self, error: EngineDeadError) -> EngineDeadError:
+        """Returns the error that stands, which is the first."""
         if self.dead_error is None:
             self.dead_error = error
             self._core.shutdown()
+        return self.dead_error
 
     def _check_alive(self) -> None:
         if self.dead_error is not None:
