@@ -52,7 +52,7 @@ $(VENV)/.made: Makefile
 	@test -n "$(PYTHON)" || { echo "vllm-lite needs Python 3.11 or later (python3 with its venv module) on the PATH"; exit 1; }
 	@echo "vllm-lite: making $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
-	@echo "vllm-lite: installing torch (some 200 MB, or gigabytes for a GPU; a minute or more)"
+	@echo "vllm-lite: installing torch (200 MB, or gigabytes for a GPU; a minute or more)"
 	@$(if $(GPU),,$(PIP) "torch==$(TORCH)+cpu" 2>/dev/null ||) $(PIP) "torch==$(TORCH)$(if $(GPU),$(comma)!=$(TORCH)+cpu)"
 	@touch $@
 
