@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -36,6 +37,15 @@ def test_folders_of_the_dead_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         first, second = ipc_folder(), ipc_folder()
     assert first.name.startswith(f"vllm-lite-{os.getpid()}-")
     assert set(tmp_path.iterdir()) == {elsewhere, mine, first, second}
+
+
+def test_a_folder_that_another_front_end_removes_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    theirs = tmp_path / "vllm-lite-1-a"
+    theirs.mkdir()
+    monkeypatch.setattr("vllm_lite.wire.sockets.is_alive", lambda _: shutil.rmtree(theirs, ignore_errors=True))
+    monkeypatch.setattr(Path, "is_dir", lambda _: True)  # as it was when pathlib looked first
+    assert ipc_folder().parent == tmp_path
 
 
 def test_a_path_that_no_socket_could_have_is_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ def test_a_step_that_a_shutdown_breaks_tells_of_the_shutdown(
 
     inproc.add_request(request("a"))
     monkeypatch.setattr(inproc._core.scheduler, "schedule", schedule)
-    with pytest.raises(EngineDeadError, match="^the engine was shut down$"):
+    with pytest.raises(EngineDeadError, match=r"^the engine was shut down$"):
         inproc.get_bag()
     assert "the engine core failed" not in caplog.text
 
