@@ -116,5 +116,5 @@ def test_files_that_are_not_there_or_not_right(run: Path, tmp_path: Path, capsys
     assert main(["trace", "check", str(run), "--against", str(tmp_path / "bad.jsonl")]) == 2
     said = capsys.readouterr().err.splitlines()
     assert "is no folder" in said[0]
-    assert "No such file" in said[1]
-    assert said[2].startswith("vllm-lite: --against must be a file of JSON lines, each with a request_id")
+    for line in said[1:]:
+        assert line.startswith("vllm-lite: --against must be a file of JSON lines, each with a request_id")

@@ -110,7 +110,7 @@ def _client(args: argparse.Namespace) -> tuple[Sequence[ClientLine] | None, int]
     path = Path(args.against or Path(args.dir) / CLIENT_FILE)
     if not path.exists() and args.against is None:
         return None, 0
-    lines, torn = read_lines(path)
+    lines, torn = read_lines(path) if path.exists() else ([], 1)
     if torn and not lines and args.against is not None:
         raise refuse("--against", str(path), "a file of JSON lines, each with a request_id")
     return lines, torn
