@@ -62,6 +62,20 @@ def test_of_several_answers_the_last_one_counts() -> None:
     }
 
 
+def test_an_engine_core_may_be_quicker_than_the_posts_own_stamp() -> None:
+    front, core = make.front(), make.core()
+    request = make.request(
+        (front, make.accept(t=0)),
+        (front, make.post(t0=5, t1=60)),
+        (core, make.receive(t0=30, t1=40)),
+        (core, make.schedule(0, 50, {1: 1}, prefills=[1])),
+        (core, make.update(0, 60, 70, [(1, "stop")])),
+        (front, make.close(t=75)),
+    )
+    expected = {"way in": 30, "S4": 10, "queued": 10, "prefill": 20, "way out": 5}
+    assert +time_parts(request) == expected
+
+
 def test_one_that_never_reached_an_engine_core_was_on_its_way_out_all_the_time() -> None:
     front = make.front()
     request = make.request((front, make.accept(t=0)), (front, make.close(t=50, outcome="invalid")))

@@ -72,11 +72,13 @@ def time_parts(request: RequestJourney) -> Counter[str]:
     stays = sorted(request.stays, key=lambda stay: stay.process.wall(stay.process.t_last if stay.t_end is None else stay.t_end))
     stays = stays[-1:] if request.has_samples else stays
     post = stays[0].post if stays else request.posts[0] if request.posts else None
-    found, end = Counter({WAY_IN: post.t1 - request.accept.t if post else 0}), request_end(request)
+    start, end = request.process.wall(request.accept.t), request_end(request)
+    came = [stay.process.wall(stay.receive.t0) for stay in stays[:1] if stay.receive]  # perhaps before the post was stamped
+    found = Counter({WAY_IN: min([request.process.wall(post.t1), *came]) - start if post else 0})
     for stay in stays:
         for stop, t0, t1 in stay_visits(stay):  # the core may hear of an abort when the request is over
             found[stop] += min(t1, end) - min(t0, end)
-    found[WAY_OUT] = end - request.process.wall(request.accept.t) - found.total()
+    found[WAY_OUT] = end - start - found.total()
     return found
 
 
