@@ -515,7 +515,7 @@ def trace(scale: Scale, out: Path) -> dict[str, Any]:
     folder, run = out / "models" / "traced", out / "trace"
     random_model("llama", folder, scale)
     asyncio.run(traced(folder, run, scale))
-    works = [step.work for step in load_run(run).steps if step.work is not None]
+    works = [work for step in load_run(run).steps for _, work in step.works]
     times = [work.device_ns / 1e3 for work in works if work.device_ns is not None]
     wanted = len(works) if scale.gpu else 0
     return {

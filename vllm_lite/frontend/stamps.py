@@ -31,7 +31,6 @@ from vllm_lite.tracing.records import (
     Farewell,
     Post,
     Sort,
-    Takes,
     Tokenise,
 )
 from vllm_lite.tracing.request_trace import Mailbox, RequestTrace
@@ -191,7 +190,7 @@ class Stamps:
 
     def take_of_several(self, req: int, num_tokens: int) -> None:
         """S9: a letter was taken whose request has several answers; `num_tokens` of all of them were new to its caller."""
-        self._recorder.append(Takes([req], [now_ns()], [num_tokens]))
+        self._recorder.note_takes([req], [now_ns()], [num_tokens])
 
     def farewell(self, trace: RequestTrace, fate: str) -> None:
         """The last output of an aborted request was put into its mailbox, by itself."""

@@ -59,11 +59,15 @@ class Recorder:
         """Keep `record` for the next frame."""
         self._records.append(record)
 
+    def note_takes(self, reqs: list[int], ts: list[int], tokens: list[int]) -> None:
+        """Keep these takes for the next frame, with what they brought where nothing else says it."""
+        self._records.append(Takes(reqs, ts, tokens))
+
     def flush(self) -> None:
         """Write what was kept as one frame. Never raises: a failing disk switches this recorder off with one warning."""
         if self._takes:
             takes = self._takes
-            self._records.append(Takes(takes[0::2], takes[1::2]))
+            self.note_takes(takes[0::2], takes[1::2], [])
             self._takes.clear()
         if self._records:
             try:

@@ -86,19 +86,16 @@ class Sort(Record, tag=4):
     """One bag, from the socket to the last mailbox.
 
     Constant size at level 1. From level 2 `reqs`, `tokens` and `fates` have one entry for each letter that somebody waits for,
-    in bag order (req 0: the request is not traced); late letters are in `late` at every level. `slices` is (t0, t1, size) of
-    each slice, `gone` how many of these were late, where any was. `tokens` are the new tokens that each row brought the caller
-    (a stop string may have cut it), whatever its fate.
-    `trace` is the bag's step_trace (traceparent of the core's send span), None where the step was not sampled.
+    in bag order (req 0: the request is not traced). `tokens`: new ones of each row, whatever its fate, cut at a stop string.
     """
 
     STATION = "S8"
     bag: int  # counted from 0 by this front end, of those it records
     engine_index: int
-    trace: str | None
+    trace: str | None  # traceparent of the core's send span, None where the step was not sampled
     t_received: int
     t_decoded: int
-    slices: list[tuple[int, int, int]]
+    slices: list[tuple[int, int, int]]  # (t0, t1, size)
     t_done: int
     body_size: int
     num_outputs: int
@@ -110,20 +107,16 @@ class Sort(Record, tag=4):
     reqs: list[int] = []
     tokens: list[int] = []
     fates: str = ""
-    gone: list[int] = []
+    gone: list[int] = []  # how many were late in each slice, where any was
 
 
 class Takes(Record, tag=5):
-    """Letters taken since the last flush, as columns (level 2 and up).
-
-    What they brought follows from the Sorts before, but of requests with several answers, which keep letters back each for
-    itself: their takes have records of their own, with the new tokens.
-    """
+    """Letters taken since the last flush, as columns (level 2 and up). What they brought follows from the Sorts before."""
 
     STATION = "S9"
     reqs: list[int]
     ts: list[int]
-    tokens: list[int] = []
+    tokens: list[int] = []  # of a request with several answers, which keep letters back each for itself
 
 
 class Abort(Record, tag=6):
