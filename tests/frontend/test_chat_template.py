@@ -47,6 +47,14 @@ def test_tojson_does_not_escape_for_html_nor_for_ascii() -> None:
     assert render("{{ messages[0].content | tojson }}", [{"role": "user", "content": "<é>"}]) == '"<é>"'
 
 
+def test_tojson_takes_its_options_by_place_and_by_name() -> None:
+    messages = [{"role": "user", "content": "é"}]
+    assert render("{{ messages[0].content | tojson(true) }}", messages) == r'"\u00e9"'
+    assert render("{{ messages[0] | tojson(true, 1) }}", messages) == '{\n "role": "user",\n "content": "\\u00e9"\n}'
+    named = "{{ messages[0] | tojson(separators=(',', ':'), sort_keys=true) }}"
+    assert render(named, messages) == '{"content":"é","role":"user"}'
+
+
 def test_strftime_now() -> None:
     assert render("{{ strftime_now('%Y') }}") == str(datetime.datetime.now().year)
 
