@@ -36,6 +36,11 @@ def test_a_parent_in_another_trace_is_none() -> None:
     assert not check(Trees.no_orphans, span(1, trace_id=OTHER), span(2, 1)).ok
 
 
+def test_parents_in_a_circle_have_a_top() -> None:
+    around = [span(1, 2), span(2, 1), span(3, 3)]
+    assert [Trees(around, set()).top(one).name for one in around] == ["span 1", "span 2", "span 3"]
+
+
 def test_an_id_twice() -> None:
     assert check(Trees.unique_ids, span(1), span(2)).ok
     assert check(Trees.unique_ids, span(1), span(1, trace_id=OTHER)).failures == [f"2 spans have the id {1:016x}"]

@@ -36,6 +36,15 @@ def slices_by_row(events: Events) -> list[list[tuple[int, int]]]:
     return list(rows.values())
 
 
+def test_parents_in_a_circle_are_drawn() -> None:
+    """As a file of others' making may have them."""
+    spans = [
+        Span(make.core(), "a" * 32, "1" * 16, "2" * 16, "one", Kind.INTERNAL, 0, 10),
+        Span(make.core(), "a" * 32, "2" * 16, "1" * 16, "two", Kind.INTERNAL, 0, 10),
+    ]
+    assert [event["name"] for event in of_kind(list(perfetto_events(spans)), "X")] == ["one", "two"]
+
+
 def assert_nested(events: Events) -> None:
     """In each row, of two slices one holds the other or they do not meet."""
     for row in slices_by_row(events):

@@ -33,8 +33,10 @@ class Trees:
         return self.by_id.get((span.trace_id, span.parent_span_id or ""))
 
     def top(self, span: Span) -> Span:
-        """The highest of our spans above `span`."""
-        while (parent := self.parent(span)) is not None:
+        """The highest of our spans above `span`; of a spool that lies there twice, one may be its own parent."""
+        passed = set[str]()
+        while span.span_id not in passed and (parent := self.parent(span)) is not None:
+            passed.add(span.span_id)
             span = parent
         return span
 

@@ -71,8 +71,10 @@ def perfetto_events(spans: list[Span]) -> Iterator[dict[str, Any]]:
 
 
 def _root(span: Span, by_id: dict[tuple[str, str], Span]) -> Span:
-    """The highest span above it that is there."""
-    while span.parent_span_id is not None and (parent := by_id.get((span.trace_id, span.parent_span_id))) is not None:
+    """The highest span above it that is there; in a file of others' making they may stand in a circle."""
+    passed = set[str]()
+    while span.span_id not in passed and (parent := by_id.get((span.trace_id, span.parent_span_id or ""))) is not None:
+        passed.add(span.span_id)
         span = parent
     return span
 
