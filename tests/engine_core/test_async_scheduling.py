@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.engine_core.core_process import CoreProcess, add_letter, toy_config
 from tests.engine_core.harness import Bench, make_config
 from tests.engine_core.test_scheduler_properties import check_answers, configs, random_request
+from vllm_lite.config import VllmConfig
 from vllm_lite.engine_core.core import EngineCore
 from vllm_lite.engine_core.executor.toy import ToyExecutor, expected_tokens
 from vllm_lite.engine_core.executor.uniproc_executor import UniProcExecutor
@@ -270,6 +271,22 @@ def test_an_executor_that_runs_each_step_inside_the_call_refuses() -> None:
     config.scheduler_config.async_scheduling = True
     with pytest.raises(VLLMValidationError, match="async_scheduling must be False or left out with UniProcExecutor"):
         EngineCore(config, UniProcExecutor)
+
+
+def test_how_many_steps_may_be_in_flight_is_the_executors_own_to_say() -> None:
+    class Configured(ToyExecutor):
+        def __init__(self, vllm_config: VllmConfig) -> None:
+            super().__init__(vllm_config)
+            self.max_concurrent_batches = vllm_config.additional_config["batches"]
+
+    config = toy_config(batches=3)
+    config.scheduler_config.async_scheduling = True
+    core = EngineCore(config, Configured)
+    core.add_request(core.preprocess_add_request(add_letter("a", PROMPT)))
+    assert [core.step() for _ in range(2)] == [{}, {}]
+    assert [row.request_id for row in core.step()[0].outputs] == ["a"]
+    assert core.ready().max_concurrent_batches == 3
+    core.shutdown()
 
 
 @pytest.mark.parametrize(

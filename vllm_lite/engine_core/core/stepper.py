@@ -74,9 +74,9 @@ class Stepper:
         scheduling = vllm_config.scheduler_config
         scheduling.async_scheduling = _async_scheduling(scheduling.async_scheduling, executor_class)
         self.batch_queue: deque[StepInFlight] = deque()  # what runs or waits for the workers
-        self.max_concurrent_batches = executor_class.max_concurrent_batches if scheduling.async_scheduling else 1
         t0 = now_ns()
         self.model_executor = executor_class(vllm_config)
+        self.max_concurrent_batches = self.model_executor.max_concurrent_batches if scheduling.async_scheduling else 1
         self.step_tracer.phase("build_executor", t0)
         try:
             if executor_fail_callback is not None:
