@@ -138,6 +138,18 @@ async def test_record_around_an_engine_that_runs_already(tiny_model_path: Path) 
     engine.shutdown()
 
 
+async def test_what_comes_after_its_block_does_not_count(tiny_model_path: Path) -> None:
+    """Though it is recorded, because somebody else wants it to be."""
+    engine = AsyncLLM.from_engine_args(toy_args(tiny_model_path, trace_level=1))
+    await answer(engine, "before")
+    with record(engine) as run:
+        await answer(engine, "within")
+    await answer(engine, "after")
+    assert [row.id for row in run.requests] == ["within"]
+    assert (len(run.steps), len(run.bags)) == (5, 5)
+    engine.shutdown()
+
+
 async def test_an_engine_that_is_gone_is_refused(tiny_model_path: Path) -> None:
     engine = AsyncLLM.from_engine_args(toy_args(tiny_model_path))
     engine.shutdown()

@@ -120,7 +120,8 @@ class TracedRun:
     def __init__(self, path: Path, since: int = 0) -> None:
         self.path = path
         self.beside: list[Path] = []
-        self._since = since  # monotonic ns: requests that arrived before do not count
+        self._since = since  # monotonic ns: requests that arrived before do not count,
+        self._until: int | None = None  # nor those that arrived later than this
 
     @cached_property
     def journey(self) -> Run:
@@ -130,10 +131,13 @@ class TracedRun:
     def read(self) -> Run:
         """The run as far as it is written down now."""
         run = load_run(self.path, *self.beside)
-        requests = [request for request in run.requests if request.accept.t >= self._since]
-        steps = [step for step in run.steps if step.schedule.t0 >= self._since]
-        bags = [bag for bag in run.bags if bag.sort.t_received >= self._since]
+        requests = [request for request in run.requests if self._counts(request.accept.t)]
+        steps = [step for step in run.steps if self._counts(step.schedule.t0)]
+        bags = [bag for bag in run.bags if self._counts(bag.sort.t_received)]
         return dataclasses.replace(run, requests=requests, steps=steps, bags=bags)
+
+    def _counts(self, t: int) -> bool:
+        return self._since <= t and (self._until is None or t <= self._until)
 
     @cached_property
     def requests(self) -> list[RequestRow]:
@@ -207,7 +211,10 @@ def record(engine: object | None = None, *, level: int = 3, out: str | Path | No
         return
     run = TracedRun(_run_dir_of(engine), time.monotonic_ns())
     with switched(run.path, level):
-        yield run
+        try:
+            yield run
+        finally:
+            run._until = time.monotonic_ns()
         _settle(run)
 
 
