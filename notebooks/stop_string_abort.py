@@ -179,13 +179,13 @@ assert row.puts == row.takes + row.staples + row.left
 # %% [markdown]
 # ## Change one thing: a clerk that comes late
 #
-# Now A's caller holds up the event loop after its second letter, for as long as forty steps take. All of the front end stands
+# Now A's caller holds up the event loop after its second letter, for as long as a hundred steps take. All of the front end stands
 # still. The engine core knows nothing of that and goes on. **Predict** before you run it: which of the three places fills up?
 
 # %%
 step_s = median(step.execute_s for step in run.steps)
 with record(engine) as slow:
-    pieces, last = await ask("Dear postman,", stop=stop, pause=40 * step_s, max_tokens=400)
+    pieces, last = await ask("Dear postman,", stop=stop, pause=100 * step_s, max_tokens=400)
     await ask("Who is next?", max_tokens=1)  # its bag comes after all that are late
 assert "".join(pieces) == answer[:10]  # timing never changes the answer
 computed, delivered, late, dropped = sums(slow.requests[0])
