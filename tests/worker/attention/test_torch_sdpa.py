@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_lite.wire.kv_cache_interface import FullAttentionSpec
-from vllm_lite.worker.attention import decode_run, torch_sdpa
+from vllm_lite.worker.attention import torch_sdpa
 from vllm_lite.worker.attention.interface import PagedLayer
 from vllm_lite.worker.attention.metadata import AttentionMetadata
 from vllm_lite.worker.attention.torch_sdpa import FEW_DECODES, GROUP_SLOTS, TorchSdpaBackend, group_by_length
@@ -116,64 +116,6 @@ def test_any_batch(data: st.DataObject) -> None:
         patch.setattr(torch_sdpa, "FEW_SLOTS", data.draw(st.sampled_from([0, 100, 2000])))
         lengths = [(old, 1) for old in decodes] + chunks
         run(lengths, KINDS[data.draw(st.sampled_from(sorted(KINDS)))], data.draw(st.integers(0, 9)))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("few_slots", [0, torch_sdpa.FEW_SLOTS])
-def test_decodes_that_stay_together(kind: str, few_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two runs that end for want of room, a step without one sequence, and a last run of those that are left."""
-    monkeypatch.setattr(torch_sdpa, "FEW_SLOTS", few_slots)
-    for module in (torch_sdpa, decode_run):
-        monkeypatch.setattr(module, "ROOM", 5)
-    make = torch.Generator().manual_seed(0)
-    options = KINDS[kind]
-    heads, kv_heads, width, width_v = options.get("shape", (6, 2, 8, 8))
-    dtype = options.get("dtype", torch.float64)
-    backend = TorchSdpaBackend(torch.device("cpu"), dtype)
-    table = (torch.randperm(320, generator=make) + 1).view(8, 40).numpy()
-    keys, values = backend.allocate(FullAttentionSpec(BLOCK, kv_heads, width, width_v, str(dtype)[6:]), 1000)
-    sinks = torch.randn(heads, generator=make).to(dtype) if options.get("sinks") else None
-    layer = PagedLayer(backend, keys, values, options.get("window"), options.get("softcap"), 0.3, sinks)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=make, dtype=torch.float64).to(dtype)
-
-    def slots(row: int, start: int, end: int) -> list[int]:
-        return [int(table[row, p // BLOCK]) * BLOCK + p % BLOCK for p in range(start, end)]
-
-    lengths = [0, 3, 7, 20, 21, 40, 75, 90]
-    pasts = [(random(length, kv_heads, width), random(length, kv_heads, width_v)) for length in lengths]
-    for row, past in enumerate(pasts):
-        for cache, known in zip((keys, values), past, strict=True):
-            cache[:, slots(row, 0, lengths[row])] = known.transpose(0, 1)
-    for step in range(20):
-        rows = [row for row in range(8) if row != 2 or step < 14]
-        for row in rows:
-            lengths[row] += 1
-        ends = np.array([lengths[row] for row in rows])
-        backend.begin_step(
-            AttentionMetadata(
-                block_size=BLOCK,
-                num_decodes=len(rows),
-                query_start_loc=np.arange(len(rows) + 1),
-                seq_lens=ends,
-                block_table=table[rows, : -(-int(ends.max()) // BLOCK)],
-                slot_mapping=np.array([slots(row, lengths[row] - 1, lengths[row])[0] for row in rows]),
-            )
-        )
-        query, key, value = (
-            random(len(rows), heads, width),
-            random(len(rows), kv_heads, width),
-            random(len(rows), kv_heads, width_v),
-        )
-        out = layer(*(part.transpose(0, 1)[None] for part in (query, key, value)), scaling=0.3, s_aux=sinks)[0]
-        for i, row in enumerate(rows):
-            pasts[row] = (torch.cat([pasts[row][0], key[i : i + 1]]), torch.cat([pasts[row][1], value[i : i + 1]]))
-            expected = plainly(query[i : i + 1].double(), pasts[row][0].double(), pasts[row][1].double(), layer)
-            tolerance = {"atol": 0.03, "rtol": 0.03} if dtype.itemsize == 2 else {}
-            torch.testing.assert_close(out[i : i + 1].double(), expected, **tolerance)
-    assert torch.equal(keys[:, slots(2, 0, lengths[2])], pasts[2][0].transpose(0, 1))  # it left, and all it had is in the cache
-    assert not keys[:, :BLOCK].any()
 
 
 @given(st.lists(st.integers(1, 20_000), max_size=40))

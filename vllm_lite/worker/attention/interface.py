@@ -53,7 +53,6 @@ class PagedLayer:
     softcap: float | None
     scaling: float = 1.0
     sinks: torch.Tensor | None = None
-    recent: Any = None  # whatever the backend keeps of the last steps
 
     @property
     def plain(self) -> bool:

@@ -2,7 +2,7 @@
 
 Process: worker. Knows: one step's metadata; caches as [Hkv, slots, D], heads first, so that a gather is ready for a batched
 matrix product. Does not know: the model. Decodes are gathered side by side, with the query heads of each KV head as rows (keys
-and values are never repeated), and stay so while no other request comes or goes; each chunk of a prompt is computed on its own.
+and values are never repeated); each chunk of a prompt is computed on its own.
 Mirrors: vllm/v1/attention/backends/cpu_attn.py
 """
 
@@ -19,7 +19,6 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from vllm_lite.wire.kv_cache_interface import FullAttentionSpec
-from vllm_lite.worker.attention.decode_run import CACHE_SHARE, ROOM, DecodeGroup, DecodeRun, Recent
 from vllm_lite.worker.attention.interface import AttentionBackend, PagedLayer
 from vllm_lite.worker.attention.metadata import AttentionMetadata
 from vllm_lite.worker.step_buffer import upload
@@ -30,6 +29,19 @@ GROUP_SLOTS = 8192
 LENGTH_STEP = 16
 # Up to so many slots, or decodes, torch's own kernel is faster than two matrix products and a softmax; beyond, slower.
 FEW_SLOTS, FEW_DECODES = 4096, 4
+
+
+@dataclass(slots=True, eq=False)
+class DecodeGroup:
+    """B sequences of like length L, one new token each. `rows` [B] are rows of the flat batch, None for all decodes in order;
+    `slots` [B * L]; `mask` [Hkv * B, 1, L] is 0 or -inf, None where all are L long. `few`: best left to torch's own kernel."""
+
+    rows: torch.Tensor | None
+    slots: torch.Tensor
+    count: int
+    length: int
+    mask: torch.Tensor | None
+    few: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -44,18 +56,11 @@ class Chunk:
 
 
 class LayerKind(NamedTuple):
-    """Layers of one kind share a plan. `plain`: no softcap and no sinks, so torch's own kernel can do it."""
+    """Layers of one kind share groups and masks. `plain`: no softcap and no sinks, so torch's own kernel can do it."""
 
     window: int | None
+    kv_heads: int
     plain: bool
-
-
-class Plan(NamedTuple):
-    """A step's work in layers of one kind. `run`: the run that its groups are kept for, None where they are not."""
-
-    groups: list[DecodeGroup]
-    chunks: list[Chunk]
-    run: DecodeRun | None
 
 
 class TorchSdpaBackend(AttentionBackend):
@@ -66,78 +71,52 @@ class TorchSdpaBackend(AttentionBackend):
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
         self._dtype = dtype
-        self._plans: dict[LayerKind, Plan] = {}
-        self._run: DecodeRun | None = None
+        self._plans: dict[LayerKind, tuple[list[DecodeGroup], list[Chunk]]] = {}
 
     def allocate(self, spec: FullAttentionSpec, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Two zeroed tensors, [Hkv, num_blocks * block_size, D] and [..., Dv]."""
-        self._run = None
         slots = num_blocks * spec.block_size
         return self._zeros(spec.num_kv_heads, slots, spec.head_size), self._zeros(spec.num_kv_heads, slots, spec.head_size_v)
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
-        """Upload the slots to write; groups and masks wait for the first layer of each kind and may serve a whole run."""
+        """Upload the slots to write; groups and masks wait for the first layer of each kind."""
         self._metadata = metadata
         self._slot_mapping = self._upload(metadata.slot_mapping)
-        if self._run is None or not self._run.goes_on(metadata):
-            self._run = DecodeRun(metadata) if metadata.num_decodes == metadata.num_reqs else None
-        self._plans = {kind: plan for kind, plan in self._plans.items() if plan.run is not None and plan.run is self._run}
+        self._plans.clear()
 
     def attend(self, layer: PagedLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """See AttentionBackend.attend."""
-        kind = LayerKind(layer.sliding_window, layer.plain)
-        groups, chunks, run = self._plans.get(kind) or self._plan(kind, layer.key_cache.shape[1])
-        recent: Recent | None = layer.recent
-        if recent is not None and recent.run is run:
-            recent.append(key, value)
-        else:
-            if recent is not None:
-                recent.write_back()
-            layer.key_cache.index_copy_(1, self._slot_mapping, key)
-            layer.value_cache.index_copy_(1, self._slot_mapping, value)
-            recent = layer.recent = None if run is None else Recent(run, groups, layer.key_cache, layer.value_cache)
+        layer.key_cache.index_copy_(1, self._slot_mapping, key)
+        layer.value_cache.index_copy_(1, self._slot_mapping, value)
+        kind = LayerKind(layer.sliding_window, key.shape[0], layer.plain)
+        if kind not in self._plans:
+            self._plans[kind] = self._plan(kind)
+        groups, chunks = self._plans[kind]
         if len(groups) == 1 and not chunks:
-            return _decode(layer, groups[0], query, recent, 0)
+            return _decode(layer, groups[0], query)
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
-        for number, group in enumerate(groups):
+        for group in groups:
             rows = slice(group.count) if group.rows is None else group.rows
-            out[rows] = _decode(layer, group, query[:, rows], recent, number)
+            out[rows] = _decode(layer, group, query[:, rows])
         for chunk in chunks:
             own = slice(chunk.start, chunk.end)
             out[own] = _prefill(layer, chunk, query[:, own], key[:, own], value[:, own])
         return out
 
-    def _plan(self, kind: LayerKind, num_slots: int) -> Plan:
-        meta, run = self._metadata, self._run
+    def _plan(self, kind: LayerKind) -> tuple[list[DecodeGroup], list[Chunk]]:
+        meta = self._metadata
         lengths = meta.seq_lens[: meta.num_decodes]
         lengths = lengths if kind.window is None else np.minimum(lengths, kind.window)
-        members = group_by_length(lengths)
-        slots = sum(len(rows) * (int(lengths[rows].max()) + ROOM) for rows in members)
-        slides = kind.window is not None and bool((lengths > kind.window - ROOM).any())
-        if slots > num_slots // CACHE_SHARE or slides or (run is not None and run.age):
-            run = None  # too large for copies, or so in the run's first step
-        groups = [self._decode_group(rows, int(lengths[rows].max()), kind, run) for rows in members]
-        chunks = [self._chunk(request, kind) for request in range(meta.num_decodes, meta.num_reqs)]
-        plan = self._plans[kind] = Plan(groups, chunks, run)
-        return plan
+        groups = [self._decode_group(rows, int(lengths[rows].max()), kind) for rows in group_by_length(lengths)]
+        return groups, [self._chunk(request, kind) for request in range(meta.num_decodes, meta.num_reqs)]
 
-    def _decode_group(self, rows: npt.NDArray[np.int64], longest: int, kind: LayerKind, run: DecodeRun | None) -> DecodeGroup:
+    def _decode_group(self, rows: npt.NDArray[np.int64], longest: int, kind: LayerKind) -> DecodeGroup:
         few = kind.plain and (len(rows) <= FEW_DECODES or len(rows) * longest <= FEW_SLOTS)
-        multiple = 1 if few or self._dtype.itemsize > 2 else LENGTH_STEP
-        width = longest + multiple - 1  # one step's length may be rounded up by so many
-        slots, valid = self._metadata.padded_slots(rows, width, kind.window)
-        if run is not None:
-            valid = np.pad(valid, ((0, 0), (0, ROOM)), constant_values=True)
-        return DecodeGroup(
-            None if len(rows) == self._metadata.num_decodes else self._upload(rows),
-            self._upload(slots.reshape(-1)),
-            len(rows),
-            width,
-            longest,
-            multiple,
-            None if valid.all() else self._mask(valid)[None, :, None],
-            few,
-        )
+        slots, valid = self._metadata.padded_slots(rows, kind.window, 1 if few or self._dtype.itemsize > 2 else LENGTH_STEP)
+        mask = None if valid.all() else self._mask(valid)[:, None].repeat(kind.kv_heads, 1, 1)
+        every_decode = len(rows) == self._metadata.num_decodes
+        flat = self._upload(slots.reshape(-1))
+        return DecodeGroup(None if every_decode else self._upload(rows), flat, len(rows), slots.shape[1], mask, few)
 
     def _chunk(self, request: int, kind: LayerKind) -> Chunk:
         meta = self._metadata
@@ -169,28 +148,26 @@ class TorchSdpaBackend(AttentionBackend):
         return torch.frombuffer(memory, dtype=self._dtype).view(shape)
 
 
-def _decode(layer: PagedLayer, group: DecodeGroup, query: torch.Tensor, recent: Recent | None, number: int) -> torch.Tensor:
-    """One token for each of B sequences, group `number` of the step: query [H, B, D], returns [B, H, Dv]."""
+def _decode(layer: PagedLayer, group: DecodeGroup, query: torch.Tensor) -> torch.Tensor:
+    """One token for each of B sequences: query [H, B, D], returns [B, H, Dv]."""
     heads, count, width = query.shape
     kv_heads = layer.key_cache.shape[0]
-    columns = group.columns(0 if recent is None else recent.run.age)
-    mask = None if group.mask is None else group.mask[..., columns]
 
-    def read(which: int) -> torch.Tensor:
-        cache = (layer.key_cache, layer.value_cache)[which]
-        return (group.gather(cache) if recent is None else recent.copies[number][which])[:, :, columns]
+    def gather(cache: torch.Tensor) -> torch.Tensor:
+        return cache.index_select(1, group.slots).view(kv_heads * count, group.length, -1)
 
-    packed = query.view(kv_heads, -1, count, width).transpose(1, 2)
-    keys = read(0)
+    packed = query.reshape(kv_heads, -1, count, width).transpose(1, 2).reshape(kv_heads * count, -1, width)
+    keys = gather(layer.key_cache)
     if group.few:
-        out = scaled_dot_product_attention(packed, keys, read(1), attn_mask=mask, scale=layer.scaling)
+        values, mask = gather(layer.value_cache), None if group.mask is None else group.mask[None]
+        out = scaled_dot_product_attention(packed[None], keys[None], values[None], attn_mask=mask, scale=layer.scaling)[0]
     else:
         sinks = None
         if layer.sinks is not None:
-            sinks = layer.sinks.view(kv_heads, 1, -1, 1).expand(-1, count, -1, -1)
-        weights = _weights(layer, packed, keys, mask=mask, sinks=sinks)
-        out = torch.matmul(weights, read(1))  # not sooner: keys would have to leave the CPU's cache for them
-    return out.transpose(0, 1).reshape(count, heads, -1)
+            sinks = layer.sinks.view(kv_heads, 1, -1, 1).expand(-1, count, -1, -1).reshape(kv_heads * count, -1, 1)
+        weights = _weights(layer, packed, keys, mask=group.mask, sinks=sinks)
+        out = torch.bmm(weights, gather(layer.value_cache))  # not sooner: keys would have to leave the CPU's cache for them
+    return out.view(kv_heads, count, -1, out.shape[2]).transpose(0, 1).reshape(count, heads, -1)
 
 
 def _prefill(layer: PagedLayer, chunk: Chunk, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -211,15 +188,15 @@ def _prefill(layer: PagedLayer, chunk: Chunk, query: torch.Tensor, key: torch.Te
     repeats = query.shape[0] // key.shape[0]
     key, value = key.repeat_interleave(repeats, 0), value.repeat_interleave(repeats, 0)
     sinks = None if layer.sinks is None else layer.sinks.view(-1, 1, 1).expand(-1, query.shape[1], -1)
-    return torch.matmul(_weights(layer, query, key, mask=chunk.mask, sinks=sinks), value).transpose(0, 1)
+    return torch.bmm(_weights(layer, query, key, mask=chunk.mask, sinks=sinks), value).transpose(0, 1)
 
 
 def _weights(
     layer: PagedLayer, query: torch.Tensor, keys: torch.Tensor, *, mask: torch.Tensor | None, sinks: torch.Tensor | None
 ) -> torch.Tensor:
-    """How much of each value to take, [..., R, L]: query [..., R, D], keys [..., L, D]; `mask` broadcasts to the result;
-    `sinks` [..., R, 1] is a column that takes its share of the softmax and gives nothing back."""
-    scores = torch.matmul(query, keys.transpose(-1, -2)).mul_(layer.scaling)
+    """How much of each value to take, [N, R, L]: query [N, R, D], keys [N, L, D]; `mask` broadcasts to the result;
+    `sinks` [N, R, 1] is a column that takes its share of the softmax and gives nothing back."""
+    scores = torch.bmm(query, keys.transpose(1, 2)).mul_(layer.scaling)
     if layer.softcap is not None:
         scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
     if mask is not None:
