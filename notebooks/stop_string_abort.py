@@ -179,7 +179,7 @@ assert row.puts == row.takes + row.staples + row.left
 # %% [markdown]
 # ## Change one thing: a clerk that comes late
 #
-# Now A's caller holds up the event loop after its second letter, for as long as a hundred steps take. All of the front end stands
+# Now A's caller holds up the event loop after its second letter, for as long as 100 steps take. All of the front end stands
 # still. The engine core knows nothing of that and goes on. **Predict** before you run it: which of the three places fills up?
 
 # %%
