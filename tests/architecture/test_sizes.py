@@ -9,8 +9,8 @@ import pytest
 from tests.architecture.source import line_count, modules
 
 LONGEST_FILE = 350
-LONGER = {"frontend/async_llm.py": 450, "engine_core/scheduler.py": 450}
-LONGEST_PACKAGE = 25_000  # docstrings and blank lines included; a fence, so that growing beyond it is a decision
+LONGER = {"engine_core/scheduler.py": 450}
+LONGEST_PACKAGE = 23_000  # docstrings and blank lines included; a fence, so that growing beyond it is a decision
 LONG_FUNCTION = 45
 
 
