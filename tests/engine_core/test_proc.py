@@ -288,6 +288,7 @@ def test_case_18_a_result_that_cannot_be_encoded_is_a_failed_call(running_core: 
 
 
 def test_case_20_a_burst_of_large_bags_arrives_intact(running_core: CoreProcess) -> None:
+    """Arrays travel in frames of their own, which the sender may not touch before they have left."""
     params = SamplingParams(max_tokens=40, logprobs=-1, ignore_eos=True)
     names = [f"big{i}" for i in range(16)]
     for index, name in enumerate(names):

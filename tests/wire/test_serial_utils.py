@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_lite.wire.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, UtilityOutput
-from vllm_lite.wire.serial_utils import MsgpackDecoder, MsgpackEncoder
+from vllm_lite.wire.serial_utils import INLINE_BELOW, MsgpackDecoder, MsgpackEncoder
 from vllm_lite.wire.step import LogprobsLists
 
 
@@ -19,24 +19,41 @@ class Letter(msgspec.Struct, array_like=True):
     rest: Any = None
 
 
-@pytest.mark.parametrize("size", [0, 1, 64, 100_000])
-def test_a_message_with_an_array_is_one_frame_whatever_its_size(size: int) -> None:
+def copies(frames: list[Any]) -> list[bytes]:
+    return [bytes(f) for f in frames]
+
+
+@pytest.mark.parametrize(
+    ("size", "num_frames"), [(0, 1), (INLINE_BELOW // 4 - 1, 1), (INLINE_BELOW // 4, 2), (INLINE_BELOW, 2)]
+)
+def test_small_arrays_ride_inline_and_big_ones_in_a_frame_of_their_own(size: int, num_frames: int) -> None:
     array = np.arange(size, dtype=np.float32)
-    (frame,) = MsgpackEncoder().encode(Letter(array))
-    back = MsgpackDecoder(Letter).decode(frame)
+    frames = copies(MsgpackEncoder().encode(Letter(array)))
+    assert len(frames) == num_frames
+    back = MsgpackDecoder(Letter).decode(frames)
     assert back.array.dtype == np.float32
-    assert not back.array.flags.writeable
     np.testing.assert_array_equal(back.array, array)
 
 
 def test_arrays_keep_shape_order_and_dtype_also_where_the_type_is_any() -> None:
     transposed = np.arange(600, dtype=np.int64).reshape(20, 30).T
-    frames = MsgpackEncoder().encode(UtilityOutput(7, None, {"a": [transposed], "b": np.array(3.5), "c": np.zeros((0, 4))}))
+    frames = copies(
+        MsgpackEncoder().encode(UtilityOutput(7, None, {"a": [transposed], "b": np.array(3.5), "c": np.zeros((0, 4))}))
+    )
     result = MsgpackDecoder(UtilityOutput).decode(frames).result
     np.testing.assert_array_equal(result["a"][0], transposed)
     assert result["b"].shape == ()
     assert result["b"] == 3.5
     assert result["c"].shape == (0, 4)
+
+
+def test_big_arrays_are_not_copied() -> None:
+    array = np.zeros(1000, dtype=np.uint8)
+    frame = MsgpackEncoder().encode(Letter(array))[1]
+    array[5] = 9
+    assert bytes(frame)[5] == 9
+    decoded = MsgpackDecoder(UtilityOutput).decode(copies(MsgpackEncoder().encode(UtilityOutput(1, None, array)))).result
+    assert not decoded.flags.writeable
 
 
 def test_logprobs_of_a_bag_come_back_equal() -> None:
@@ -48,7 +65,7 @@ def test_logprobs_of_a_bag_come_back_equal() -> None:
     bag = EngineCoreOutputs(
         outputs=[EngineCoreOutput("r", [5, 6], new_logprobs=logprobs, pooling_output=np.ones(3, np.float32))]
     )
-    back = MsgpackDecoder(EngineCoreOutputs).decode(MsgpackEncoder().encode(bag)).outputs[0]
+    back = MsgpackDecoder(EngineCoreOutputs).decode(copies(MsgpackEncoder().encode(bag))).outputs[0]
     assert back.new_logprobs is not None
     np.testing.assert_array_equal(back.new_logprobs.logprob_token_ids, logprobs.logprob_token_ids)
     np.testing.assert_array_equal(back.new_logprobs.logprobs, logprobs.logprobs)
@@ -74,7 +91,7 @@ def test_what_has_no_place_on_the_wire_is_a_type_error_and_the_encoder_lives(val
     encoder = MsgpackEncoder()
     with pytest.raises(TypeError, match="encoded"):
         encoder.encode([np.zeros(500), value])
-    assert MsgpackDecoder().decode(encoder.encode([1, "a"])) == [1, "a"]
+    assert MsgpackDecoder().decode(copies(encoder.encode([1, "a"]))) == [1, "a"]
 
 
 def test_a_value_that_holds_itself_is_a_type_error() -> None:
@@ -89,6 +106,14 @@ def test_a_decoder_accepts_one_buffer() -> None:
 
 
 def test_no_frame_at_all_is_refused() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        MsgpackDecoder(Letter).decode([])
+
+
+def test_a_message_whose_array_frame_is_missing_is_refused() -> None:
+    frames = copies(MsgpackEncoder().encode(Letter(np.zeros(1000, np.float32))))
+    with pytest.raises(msgspec.DecodeError, match="no frame 1"):
+        MsgpackDecoder(Letter).decode(frames[:1])
     with pytest.raises(msgspec.DecodeError, match="not a message"):
         MsgpackDecoder(Letter).decode([])
 
@@ -111,10 +136,11 @@ def test_garbage_is_only_ever_a_decode_error(frames: list[bytes]) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_damaged_messages_are_only_ever_a_decode_error(data: st.DataObject) -> None:
-    body = bytearray(MsgpackEncoder().encode(Letter(np.arange(300, dtype=np.float32), {"x": np.arange(3)}))[0])
+    frames = copies(MsgpackEncoder().encode(Letter(np.arange(300, dtype=np.float32), {"x": np.arange(3)})))
+    body = bytearray(frames[0])
     body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     try:
-        MsgpackDecoder(Letter).decode(body)
+        MsgpackDecoder(Letter).decode([bytes(body), frames[1]])
     except msgspec.DecodeError:
         return
 
