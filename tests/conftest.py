@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -39,3 +40,12 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def smollm2_path() -> Path:
     """The default model, SmolLM2-135M-Instruct, from the user's cache; fetched and converted where it is not there yet."""
     return resolve_model(DEFAULT_MODEL)
+
+
+@pytest.fixture
+def otel_logger() -> Iterator[None]:
+    """What sending spans does to OpenTelemetry's logger is undone."""
+    logger = logging.getLogger("opentelemetry")
+    handlers, propagate = list(logger.handlers), logger.propagate
+    yield
+    logger.handlers, logger.propagate = handlers, propagate

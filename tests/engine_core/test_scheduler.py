@@ -15,7 +15,7 @@ from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.wire.messages import EngineCoreEventType, FinishReason
 from vllm_lite.wire.stats import PrefillStats, PrefixCacheStats
-from vllm_lite.wire.step import LogprobsLists
+from vllm_lite.wire.step import LogprobsLists, ModelRunnerOutput
 
 EIGHT = list(range(100, 108))
 LONG = SamplingParams(max_tokens=50)
@@ -287,6 +287,17 @@ def test_the_models_length_ends_an_answer() -> None:
     request.append_output_token_ids(3)
     check_stop(request, 4)
     assert request.status == RequestStatus.FINISHED_LENGTH_CAPPED
+
+
+def test_tokens_after_the_one_that_stops_are_dropped() -> None:
+    b = bench()
+    b.add("a", [1], SamplingParams(max_tokens=10, stop_token_ids=[7]))
+    plan = b.scheduler.schedule()
+    b.update(plan, ModelRunnerOutput(["a"], [[5, 7, 9]]))
+    assert b.answers["a"].token_ids == [5, 7]
+    assert b.answers["a"].finish_reason == FinishReason.STOP
+    assert b.answers["a"].rows[0].stop_reason == 7
+    assert b.requests["a"].all_token_ids[-2:] == [5, 7]
 
 
 def test_case_23_the_worker_hears_of_the_last_end_by_an_empty_step() -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -19,18 +17,12 @@ from vllm_lite.tracing.exporter.doctor import Diagnosis
 Out = pytest.CaptureFixture[str]
 
 
+pytestmark = pytest.mark.usefixtures("otel_logger")
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_canned_run(tmp_path_factory.mktemp("canned") / "run"))
-
-
-@pytest.fixture(autouse=True)
-def loggers() -> Iterator[None]:
-    """What sending does to OpenTelemetry's loggers is undone."""
-    logger = logging.getLogger("opentelemetry")
-    handlers, propagate = list(logger.handlers), logger.propagate
-    yield
-    logger.handlers, logger.propagate = handlers, propagate
 
 
 def test_every_format_has_an_option() -> None:
@@ -97,6 +89,8 @@ def test_what_cannot_be_done_is_one_line(run: str, tmp_path: Path, monkeypatch: 
         ([str(tmp_path), "--html", target], f"{tmp_path} holds no spools"),
         ([run, "--html", str(tmp_path)], "--html must be a file that can be written here (Is a directory); got "),
         ([run, "--otlp", str(tmp_path / "no" / "x")], "--otlp must be a file that can be written here (No such file or "),
+        ([run, "--otlp", target, "--html", target], "--html must be another file than --otlp is; got "),
+        ([run, "--jaeger", target, "--perfetto", f"{tmp_path}/./x"], "--perfetto must be another file than --jaeger is; got "),
         ([run, "--svg", str(tmp_path / "no" / "x")], "--svg must be a file that can be written here (No such file or "),
     ):
         assert main(["trace", "export", *argv]) == 2

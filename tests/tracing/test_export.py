@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,7 @@ from vllm_lite.tracing.exporter.settings import read_settings
 from vllm_lite.tracing.journey import Run
 from vllm_lite.tracing.spans import run_spans
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """What sending does to OpenTelemetry's logger is undone."""
-    logger = logging.getLogger("opentelemetry")
-    handlers, propagate = list(logger.handlers), logger.propagate
-    yield
-    logger.handlers, logger.propagate = handlers, propagate
+pytestmark = pytest.mark.usefixtures("otel_logger")
 
 
 def test_every_format_of_one_run(canned_dir: Path, tmp_path: Path) -> None:
@@ -64,14 +56,6 @@ def test_a_file_is_not_written_over_itself(canned: Run, tmp_path: Path) -> None:
     with pytest.raises(VLLMValidationError, match="the file that is read; use another"):
         write_files(path, {"otlp": path}, {})
     assert path.read_bytes() == before
-
-
-def test_two_formats_do_not_share_a_file(canned: Run, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    targets = {"otlp": tmp_path / "run.json", "jaeger": tmp_path / "folder" / ".." / "run.json"}
-    with pytest.raises(VLLMValidationError, match=r"--jaeger is .*run.json, as --otlp is; use another"):
-        write_files(canned, targets, {})
-    assert not (tmp_path / "run.json").exists()
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:

@@ -311,9 +311,7 @@ class Scheduler:
         elif token_ids:
             if self.async_scheduling:
                 request.num_output_placeholders -= 1
-            (token_id,) = token_ids
-            request.append_output_token_ids(token_id)
-            check_stop(request, self.max_model_len)
+            output.new_token_ids = self._append_tokens(request, token_ids)
             if result.logprobs is not None:
                 output.new_logprobs = result.logprobs[row]
         elif result.pooler_output is not None and result.pooler_output[row] is not None:
@@ -326,6 +324,14 @@ class Scheduler:
             output.prefill_stats, request.prefill_stats = request.prefill_stats, None
             output.new_prompt_logprobs_tensors = request.take_prompt_logprobs()
         return output
+
+    def _append_tokens(self, request: Request, token_ids: list[int]) -> list[int]:
+        """Append tokens until one ends the answer; returns those that count. (An executor of one's own may make several.)"""
+        for taken, token_id in enumerate(token_ids, 1):
+            request.append_output_token_ids(token_id)
+            if check_stop(request, self.max_model_len):
+                return token_ids[:taken]
+        return token_ids
 
     def _fail(self, request: Request, error: str, scheduler_output: SchedulerOutput, output: EngineCoreOutput) -> None:
         """End a request that failed on its own; whatever this step was to compute for it is not to be trusted."""
@@ -393,8 +399,8 @@ class _StepPlan:
     preempted_any: bool = False
 
 
-def check_stop(request: Request, max_model_len: int) -> None:
-    """End `request` if its newest token says so: end of sequence, then a stop token, then a length limit.
+def check_stop(request: Request, max_model_len: int) -> bool:
+    """End `request` if its newest token says so: end of sequence, then a stop token, then a length limit. True where it did.
 
     `min_tokens` is the sampler's: it never lets a stop token through before.
     """
@@ -408,3 +414,4 @@ def check_stop(request: Request, max_model_len: int) -> None:
         request.stop_reason = last_token_id
     elif request.num_tokens >= max_model_len or request.num_output_tokens >= request.max_tokens:
         request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+    return request.is_finished()

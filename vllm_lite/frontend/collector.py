@@ -33,7 +33,6 @@ class RequestOutputCollector:
     __slots__ = (
         "__weakref__",
         "_failed",
-        "_req",
         "_seen",
         "_stamps",
         "_take",
@@ -45,6 +44,7 @@ class RequestOutputCollector:
         "left",
         "output",
         "puts",
+        "req",
         "request_id",
         "staples",
         "takes",
@@ -73,7 +73,7 @@ class RequestOutputCollector:
         self.request_id = request_id
         self.input_error: Exception | None = None  # what the caller's own generator of prompt parts raised
         self.trace = trace
-        self._req = 0 if trace is None else trace.req
+        self.req = 0 if trace is None else trace.req  # 0: not traced
         self._stamps = stamps
         # Of snapshots: how many tokens of each answer the caller has.
         self._seen: dict[int, int] | None = None if trace is None or self.aggregate else {}
@@ -164,11 +164,11 @@ class RequestOutputCollector:
         self.takes += 1
         take = self._take
         if take is not None:
-            take((self._req, now_ns()))
-        elif self._take_of_several is not None:
-            self._take_of_several(self._req, self._num_new(taken))
-        if self._seen is not None:
-            self._num_new(taken)  # which is nothing where it was asked just before
+            take((self.req, now_ns()))
+        if self._seen is not None or self._take_of_several is not None:
+            num_new = self._num_new(taken)
+            if self._take_of_several is not None:
+                self._take_of_several(self.req, num_new)
         if taken.finished:
             self.close()
         return taken

@@ -156,7 +156,7 @@ class OutputProcessor:
             if len(row.new_token_ids) != 1:
                 even = False
             if reqs is not None:
-                reqs.append(state.trace_req)
+                reqs.append(state.queue.req)
         if stamp is not None:
             letters = engine_core_outputs
             if gone:  # they count as well: what was sent was sorted

@@ -84,7 +84,6 @@ class RequestState:
         self.session = InputSession() if request.resumable else None
         self.queue = queue
         self.trace = queue.trace
-        self.trace_req = 0 if queue.trace is None else queue.trace.req
         self.stream_interval = max(stream_interval, (params and params.stream_interval) or 1)
         self.detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
         wants_logprobs = params is not None and (params.logprobs is not None or params.prompt_logprobs is not None)

@@ -166,8 +166,7 @@ class Stamps:
                 fates.count(STAPLED),
                 fates.count(KEPT_BACK),
                 late,
-                *((reqs, tokens, fates) if stamp.columns else ()),
-                *([stamp.gone] if stamp.columns and late else ()),
+                *((reqs, tokens, fates, stamp.gone if late else []) if stamp.columns else ()),
             )
         )
         self._recorder.flush()

@@ -51,12 +51,9 @@ def read_spans(source: Run | Path, environ: Mapping[str, str]) -> Iterator[Span]
 def write_files(source: Run | Path, targets: Mapping[str, Path], environ: Mapping[str, str]) -> dict[str, int]:
     """Write `source` to each target, by the name of its format. Returns how many spans went into each.
 
-    Raises VLLMValidationError for a target that is the source (it would be empty before it is read) or another target.
+    Raises VLLMValidationError for a target that is the source: it would be empty before it is read.
     """
-    taken: dict[Path, str] = {}
     for name, path in targets.items():
-        if (other := taken.setdefault(path.resolve(), name)) != name:
-            raise VLLMValidationError(f"--{name} is {path}, as --{other} is; use another", parameter=name, value=path)
         if isinstance(source, Path) and path.exists() and path.samefile(source):
             raise VLLMValidationError(f"--{name} is {path}, the file that is read; use another", parameter=name, value=path)
     return {name: FORMATS[name](read_spans(source, environ), path, environ) for name, path in targets.items()}

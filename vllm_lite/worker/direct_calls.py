@@ -2,7 +2,7 @@
 
 Process: worker, CPU only. Knows: which wrappers transformers puts around `forward` that do nothing here, and how its attention
 modules rotate queries and keys. Does not know: any architecture by name.
-On a CPU a decode step of a small model spends a third of its time between kernels, in Python.
+On a CPU a decode step of a small model spends a quarter of its time between kernels, in Python.
 Mirrors: vllm/model_executor/layers/rotary_embedding/ (for the second half)
 """
 

@@ -231,9 +231,6 @@ class Worker:
         )
         recorder.flush()
 
-    def check_health(self) -> None:
-        """A worker that can answer is well."""
-
     def shutdown(self) -> None:
         """Close the spool; memory goes with the worker itself. May be called more than once."""
         if self._recorder is not None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -33,14 +32,7 @@ SPAN = Span(
     dropped_links=3,
 )
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """What sending does to OpenTelemetry's logger is undone."""
-    logger = logging.getLogger("opentelemetry")
-    handlers, propagate = list(logger.handlers), logger.propagate
-    yield
-    logger.handlers, logger.propagate = handlers, propagate
+pytestmark = pytest.mark.usefixtures("otel_logger")
 
 
 def exporter(protocol: str, received: Received, monkeypatch: pytest.MonkeyPatch, env: dict[str, str]) -> Collector:

@@ -103,8 +103,11 @@ def export(args: argparse.Namespace) -> int:
 
 
 def _check_targets(targets: dict[str, Path]) -> None:
-    """Refuse a file that cannot be written, by its option and before any work."""
+    """Refuse a file that cannot be written or is another option's too, by its option and before any work."""
+    taken: dict[Path, str] = {}
     for name, path in targets.items():
+        if (other := taken.setdefault(path.resolve(), name)) != name:
+            raise refuse(f"--{name}", str(path), f"another file than --{other} is")
         is_new = not path.exists()
         try:
             path.open("ab").close()

@@ -273,24 +273,24 @@ class Bag:
         sends = self.step.sends if self.step and sender else ()
         return next((send for send in sends if sender and send.span_id == sender.span_id), None)
 
-    @property
-    def _sizes(self) -> list[int]:
-        """How many letters of each slice were not late."""
-        return [size - gone for (_, _, size), gone in zip(self.sort.slices, self.sort.gone or repeat(0), strict=False)]
+    @cached_property
+    def slices(self) -> list[int]:
+        """Which slice each letter lay in that was not late; the last one, where the slices do not add up."""
+        sizes = [size - gone for (_, _, size), gone in zip(self.sort.slices, self.sort.gone or repeat(0), strict=False)]
+        found = [index for index, size in enumerate(sizes) for _ in range(size)]
+        return found + [max(len(sizes) - 1, 0)] * (len(self.sort.reqs) - len(found))
 
     @cached_property
     def t_sorted(self) -> list[int]:
         """When each letter's slice was done, and its caller could take it."""
-        done = [t1 for (_, t1, _), size in zip(self.sort.slices, self._sizes, strict=True) for _ in range(size)]
-        return done + [self.sort.t_done] * (len(self.sort.reqs) - len(done))
+        done = [t1 for _, t1, _ in self.sort.slices] or [self.sort.t_done]
+        return [done[index] for index in self.slices]
 
     @cached_property
     def letters(self) -> list[Letter]:
         """From level 2 on its letters, in order; at every level the late ones, last."""
         sort = self.sort
-        slices = [index for index, size in enumerate(self._sizes) for _ in range(size)]
-        slices += [max(len(sort.slices) - 1, 0)] * (len(sort.reqs) - len(slices))
-        rows = zip(self.members, sort.tokens, sort.fates, slices, strict=False)
+        rows = zip(self.members, sort.tokens, sort.fates, self.slices, strict=False)
         return [Letter(request, self, tokens, fate, index) for request, tokens, fate, index in rows] + self.late
 
 
