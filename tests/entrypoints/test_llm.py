@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
@@ -185,20 +185,34 @@ def test_an_engine_that_slept_answers_as_before(tiny_model_path: Path, processes
     assert llm.wake_up(["weights"]) is False
     assert llm.wake_up() is True
     assert llm.generate([[1, 2]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids == before
-    with pytest.raises(RuntimeError, match="level must be an integer >= 0 and <= 2; got 9"):
-        llm.sleep(level=9)
     llm.shutdown()
 
 
-def test_an_engine_in_process_that_sleeps_says_so(tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(MULTIPROCESSING, "0")
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda llm: llm.sleep(9), "level must be an integer >= 0 and <= 2; got 9"),
+        (lambda llm: llm.sleep(mode="stop"), "mode must be one of"),
+        (lambda llm: llm.wake_up("weights"), "tags must be None or a list of tags"),
+        (lambda llm: llm.wake_up(["coffee"]), "tags must be one of"),
+        (lambda llm: llm.start_profile(5), "profile_prefix must be a string"),
+    ],
+)
+def test_a_bad_argument_of_a_call_is_refused_by_name(toy: LLM, call: Callable[[LLM], object], named: str) -> None:
+    with pytest.raises(VLLMValidationError, match=named):
+        call(toy)
+    assert len(toy.generate([[1, 2]], GREEDY, use_tqdm=False)) == 1
+
+
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_an_engine_that_sleeps_says_so(tiny_model_path: Path, processes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MULTIPROCESSING, processes)
     llm = LLM(str(tiny_model_path), distributed_executor_backend="toy")
     llm.sleep()
-    with pytest.raises(
-        RuntimeError, match=r"no request can go on while the engine is paused or asleep: call wake_up\(\) first"
-    ):
-        llm.generate([[1, 2]], GREEDY, use_tqdm=False)
-    assert llm.wake_up() is True
+    for awake in (["weights"], None):
+        with pytest.raises(RuntimeError, match=r"no request can go on while the engine is asleep: call wake_up\(\) first"):
+            llm.generate([[1, 2]], GREEDY, use_tqdm=False)
+        assert llm.wake_up(awake) is (awake is None)
     (output,) = llm.generate([[1, 2]], GREEDY, use_tqdm=False)
     assert output.outputs[0].token_ids == expected_tokens([1, 2], GREEDY.max_tokens or 0)
     llm.shutdown()

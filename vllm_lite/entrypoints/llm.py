@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from vllm_lite.config.checks import check_mapping, refuse
+from vllm_lite.config.checks import check_mapping, check_text, refuse
 from vllm_lite.engine_args import EngineArgs
+from vllm_lite.frontend.control import checked_tags, sleep_arguments
 from vllm_lite.frontend.llm_engine import LLMEngine
 from vllm_lite.frontend.protocol import PauseMode
 from vllm_lite.frontend.renderer import ChatMessage, Prompt
@@ -41,6 +42,7 @@ class LLM:
         in_a_process = os.environ.get(MULTIPROCESSING, "1") not in ("", "0")
         self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model, **options), enable_multiprocessing=in_a_process)
         self._count = 0
+        self._asleep = False  # not quite awake: an answer would not come
         self._turn = threading.Lock()  # steps are one caller's at a time
         self._core_turn = contextlib.nullcontext() if in_a_process else self._turn  # what steps here is not disturbed by calls
 
@@ -125,14 +127,18 @@ class LLM:
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Pause and free memory until `wake_up`: 1 keeps the weights in host memory, 2 drops them, both free the KV cache."""
-        self._call("sleep", level, mode)
+        arguments = sleep_arguments(level, mode)
+        self._asleep = True
+        self._call("sleep", *arguments)
 
     def wake_up(self, tags: list[str] | None = None) -> bool:
         """Take memory back: "weights", "kv_cache", or both; True, and the engine goes on, where nothing sleeps any more."""
-        return bool(self._call("wake_up", tags))
+        self._asleep = not self._call("wake_up", checked_tags(tags))
+        return not self._asleep
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Let every worker write down what it does, until `stop_profile`."""
+        check_text("profile_prefix", profile_prefix, optional=True)
         self._call("profile", True, profile_prefix)
 
     def stop_profile(self) -> None:
@@ -140,7 +146,7 @@ class LLM:
         self._call("profile", False)
 
     def _call(self, method: str, *args: Any) -> Any:
-        """Call a method of the engine core, which checks the arguments. RuntimeError with its words where it failed."""
+        """Call a method of the engine core. RuntimeError with its words where it failed."""
         with self._core_turn:
             return self.llm_engine.engine_core.call_utility(method, *args)
 
@@ -162,6 +168,8 @@ class LLM:
         levels = [0] * len(prompts) if priority is None else priority
         internal_ids: list[str] = []
         with self._turn:
+            if self._asleep:
+                raise RuntimeError("no request can go on while the engine is asleep: call wake_up() first")
             names = [str(self._count + i) for i in range(len(prompts))]
             self._count += len(prompts)
             try:

@@ -93,8 +93,7 @@ class EngineControl(EngineClient):
     async def start_profile(
         self, profile_prefix: str | None = None, *, delay_iterations: int | None = None, max_iterations: int | None = None
     ) -> None:
-        if profile_prefix is not None:
-            check_text("profile_prefix", profile_prefix)
+        check_text("profile_prefix", profile_prefix, optional=True)
         delay, most = delay_iterations or 0, max_iterations or 0
         check_int("delay_iterations", delay, 0)
         check_int("max_iterations", most, 0)
@@ -157,18 +156,12 @@ class EngineControl(EngineClient):
         return bool(await self.engine_core.call_utility_consensus_async("is_scheduler_paused"))
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        check_int("level", level, 0, 2)
-        check_choice("mode", mode, get_args(PauseMode))
-        await self.engine_core.call_utility_all_async("sleep", level, mode)
+        await self.engine_core.call_utility_all_async("sleep", *sleep_arguments(level, mode))
         if self.logger_manager is not None:
             self.logger_manager.record_sleep_state(1, level)
 
     async def wake_up(self, tags: list[str] | None = None) -> bool:
-        if not isinstance(tags, list | tuple | None):
-            raise refuse("tags", tags, "None or a list of tags")
-        for tag in tags or ():
-            check_choice("tags", tag, get_args(WakeUpTag))
-        awake = all(await self.engine_core.call_utility_all_async("wake_up", tags))
+        awake = all(await self.engine_core.call_utility_all_async("wake_up", checked_tags(tags)))
         if awake and self.logger_manager is not None:
             self.logger_manager.record_sleep_state(0, 0)
         return awake
@@ -190,6 +183,22 @@ class EngineControl(EngineClient):
         raise NotImplementedError("LoRA adapters are not served")
 
     remove_lora = list_loras = pin_lora = not_served("LoRA adapters are not served")
+
+
+def sleep_arguments(level: int, mode: PauseMode) -> tuple[int, PauseMode]:
+    """Those of `sleep()`, checked."""
+    check_int("level", level, 0, 2)
+    check_choice("mode", mode, get_args(PauseMode))
+    return level, mode
+
+
+def checked_tags(tags: list[str] | None) -> list[str] | None:
+    """Those of `wake_up()`."""
+    if not isinstance(tags, list | tuple | None):
+        raise refuse("tags", tags, "None or a list of tags")
+    for tag in tags or ():
+        check_choice("tags", tag, get_args(WakeUpTag))
+    return tags
 
 
 def rpc_arguments(method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> tuple[Any, ...]:

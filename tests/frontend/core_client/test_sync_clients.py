@@ -125,6 +125,15 @@ def test_a_call_that_fails_says_which(inproc: InprocClient) -> None:
         inproc.call_utility("no_such_method")
 
 
+def test_a_bag_that_a_pause_holds_back_is_not_waited_for(inproc: InprocClient) -> None:
+    inproc.call_utility("pause_scheduler")
+    inproc.add_request(request("a", max_tokens=2, ignore_eos=True))
+    with pytest.raises(RuntimeError, match=r"no request can go on while the engine is paused or asleep"):
+        inproc.get_bag()
+    inproc.call_utility("resume_scheduler")
+    assert len(rows_of(inproc, "a")) == 2
+
+
 def test_a_call_that_would_wait_for_steps_fails(inproc: InprocClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inproc._core, "reset_prefix_cache", Future)
     with pytest.raises(RuntimeError, match="TimeoutError"):
