@@ -130,11 +130,14 @@ def test_one_request_of_full_length_must_fit_beside_the_null_block(max_model_len
         assert remedy in str(caught.value)
 
 
-def test_no_room_at_all_is_the_same_refusal() -> None:
+@pytest.mark.parametrize(("given", "size"), [(None, "gpu_memory_utilization"), (100, "kv_cache_memory_bytes")])
+def test_no_room_at_all_names_what_sizes_the_cache(given: int | None, size: str) -> None:
     config = make_config(block_size=16, max_model_len=64)
     config.cache_config.num_gpu_blocks_override = None
-    with pytest.raises(VLLMValidationError, match="max_model_len must be <= 0"):
+    config.cache_config.kv_cache_memory_bytes = given
+    with pytest.raises(VLLMValidationError, match=f"{size} must be higher, there is too little memory: .* 0 blocks") as caught:
         get_kv_cache_config(config, {"l0": SPEC}, 100)
+    assert caught.value.parameter == size
 
 
 def test_a_model_without_attention_cannot_be_served() -> None:

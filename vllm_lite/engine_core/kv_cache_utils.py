@@ -119,11 +119,13 @@ def get_kv_cache_config(
     if needed > num_blocks:
         fits = max(0, num_blocks - 1) * cache.block_size
         has, needs = num_blocks * bytes_per_block / _MIB, needed * bytes_per_block / _MIB
-        raise refuse(
-            "max_model_len",
-            max_model_len,
-            f"<= {fits}: the KV cache has {num_blocks} blocks of {cache.block_size} tokens ({has:.1f} MiB), and one request of "
-            f"that length needs {needed} ({needs:.1f} MiB). Lower max_model_len, or give the cache more by "
-            "kv_cache_memory_bytes, gpu_memory_utilization or num_gpu_blocks_override",
+        why = (
+            f"the KV cache has {num_blocks} blocks of {cache.block_size} tokens ({has:.1f} MiB), and one request of "
+            f"max_model_len ({max_model_len}) needs {needed} ({needs:.1f} MiB)"
         )
+        if not fits:  # no length would do
+            size = "gpu_memory_utilization" if cache.kv_cache_memory_bytes is None else "kv_cache_memory_bytes"
+            raise refuse(size, getattr(cache, size), f"higher, there is too little memory: {why}")
+        more = "kv_cache_memory_bytes, gpu_memory_utilization or num_gpu_blocks_override"
+        raise refuse("max_model_len", max_model_len, f"<= {fits}: {why}. Lower it, or give the cache more by {more}")
     return KVCacheConfig(num_blocks, specs, [KVCacheGroupSpec(list(specs), next(iter(specs.values())))])
