@@ -171,6 +171,13 @@ def test_a_folder_with_a_run_is_not_written_into(tiny_model_path: Path, tmp_path
     assert done.stderr.startswith("vllm-lite: --out must be a folder that holds no run yet")
 
 
+def test_a_folder_that_cannot_be_made_is_told_under_the_options_name(tiny_model_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = vllm_lite(*toy(tiny_model_path, "one", "--out", tmp_path / "file"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("vllm-lite: --out must be a folder that can be made and written here ")
+
+
 def test_an_unknown_option_is_told_with_the_one_that_was_meant() -> None:
     done = vllm_lite("trace", "run", "hi", "--modle", "tiny")
     assert done.returncode == 2

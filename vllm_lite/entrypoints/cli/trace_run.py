@@ -18,6 +18,7 @@ from vllm_lite.entrypoints.cli.callers import Call
 from vllm_lite.entrypoints.cli.command import Commands, add_command
 from vllm_lite.entrypoints.cli.session import Session
 from vllm_lite.entrypoints.cli.trace_demo import play_demo
+from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tracing.context import parse_traceparent
 from vllm_lite.tracing.control_page import CONTROL_FILE
@@ -88,6 +89,16 @@ def _add_caller_options(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Ask an engine; what is wrong with the run directory is told under this command's name for it."""
+    try:
+        return _run(args)
+    except VLLMValidationError as error:
+        if error.parameter == "trace_dir":
+            raise VLLMValidationError(str(error).replace("trace_dir", "--out", 1)) from error
+        raise
+
+
+def _run(args: argparse.Namespace) -> int:
     """Check everything that can be checked without an engine, then start one and ask it."""
     check_int("--level", args.trace_level, 0, 3)
     console = new_console()
