@@ -108,7 +108,7 @@ class CoreProcess:
 
     def bag(self, client: int = 0) -> EngineCoreOutputs:
         frames = self.receive(self.outputs[client])
-        assert frames != [ENGINE_CORE_DEAD], "the engine core said that it is dead"
+        assert frames[0] != ENGINE_CORE_DEAD, "the engine core said that it is dead"
         return MsgpackDecoder(EngineCoreOutputs).decode(frames)
 
     def answers(self, *request_ids: str, client: int = 0) -> dict[str, tuple[list[int], str, str | None]]:

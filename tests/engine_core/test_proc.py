@@ -314,7 +314,7 @@ def test_case_17_a_failing_step_is_the_engines_death() -> None:
         core.add("a", PROMPT)
         for _ in range(3):
             core.bag()
-        assert core.receive(core.outputs[0]) == [ENGINE_CORE_DEAD]
+        assert core.receive(core.outputs[0]) == [ENGINE_CORE_DEAD, core.identity]
         assert core.wait() == 1
         assert core.child.stderr is not None
         assert "the toy was told to crash at step 3" in core.child.stderr.read()
@@ -433,7 +433,7 @@ def test_the_death_of_a_worker_is_the_engines(victim: int, when: str) -> None:
             core.add("a", PROMPT, SamplingParams(max_tokens=200))
             core.bag()
         workers[victim].kill()
-        while core.receive(core.outputs[0]) != [ENGINE_CORE_DEAD]:
+        while core.receive(core.outputs[0])[0] != ENGINE_CORE_DEAD:
             pass
         assert core.wait() == 1
         assert all_gone(workers, 5)

@@ -127,6 +127,17 @@ async def test_the_death_of_one_is_the_death_of_all(llm: AsyncLLM) -> None:
         await answer(llm, 9)
 
 
+async def test_the_one_that_failed_is_named(tiny_model_path: Path) -> None:
+    crashing = config(tiny_model_path, 2)
+    crashing.additional_config["toy_crash_at_step"] = 3
+    llm = AsyncLLM.from_vllm_config(crashing)
+    with pytest.raises(EngineDeadError, match="engine core 1"):
+        await answer(llm, 0, data_parallel_rank=1)
+    assert client_of(llm).dead_error is not None
+    assert client_of(llm).dead_error.engine_index == 1
+    llm.shutdown()
+
+
 async def test_a_request_that_cannot_be_sent_is_not_in_flight(llm: AsyncLLM) -> None:
     bad = request("bad")
     bad.reasoning_parser_kwargs = {"x": object()}

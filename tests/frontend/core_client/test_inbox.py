@@ -102,7 +102,7 @@ async def test_case_19_answers_that_nobody_waits_for_are_dropped(wire: Wire, cap
 
 async def test_garbage_is_dropped_and_what_follows_is_read(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
     wire.inbox.start()
-    for frames in ((b"",), (b"\xc1",), (b"\x93abc", b"more"), (ENGINE_CORE_DEAD, b""), (b"\x00" * 1000,)):
+    for frames in ((b"",), (b"\xc1",), (b"\x93abc", b"more"), (ENGINE_CORE_DEAD,), (b"\x00" * 1000,)):
         wire.send(*frames)
     wire.send_outputs(outputs=rows("a"))
     assert (await wire.inbox.get()).outputs.outputs[0].request_id == "a"
@@ -114,14 +114,14 @@ async def test_a_last_word_fails_everybody_after_the_bags_before_it(wire: Wire) 
     wire.inbox.start()
     call, pong = wire.inbox.expect(1), wire.inbox.expect(2)
     wire.send_outputs(outputs=rows("a"))
-    wire.send(ENGINE_CORE_DEAD)
+    wire.send(ENGINE_CORE_DEAD, b"\x02\x01")
     assert (await wire.inbox.get()).outputs.outputs[0].request_id == "a"
     for waiting in (wire.inbox.get(), call, pong, wire.inbox.get()):
-        with pytest.raises(EngineDeadError, match="met a fatal error"):
+        with pytest.raises(EngineDeadError, match="engine core 258 met a fatal error"):
             await waiting
     with pytest.raises(EngineDeadError):
         wire.inbox.check_alive()
-    assert (wire.last_words, wire.inbox.error and wire.inbox.error.engine_index) == (1, 0)
+    assert (wire.last_words, wire.inbox.error and wire.inbox.error.engine_index) == (1, 258)
 
 
 async def test_case_17_news_from_another_thread(wire: Wire) -> None:

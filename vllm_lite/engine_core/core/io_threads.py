@@ -242,7 +242,7 @@ class OutputThread(_IoThread):
             if isinstance(item, bytes):
                 for client_index, socket in self._sockets.items():
                     if client_index != COORDINATOR and not socket.closed:
-                        socket.send(item)
+                        socket.send_multipart([item, self._engine_index.to_bytes(2, "little")])
             elif item.client_index not in self._sockets:
                 logger.warning("dropped a bag for client %r; there are %s", item.client_index, list(self._sockets))
             elif item.outputs is None:

@@ -138,9 +138,10 @@ class Inbox:
                     self._open(socket.recv_multipart(zmq.NOBLOCK))
 
     def _open(self, frames: list[bytes]) -> None:
-        if frames == [ENGINE_CORE_DEAD]:
+        if frames[0] == ENGINE_CORE_DEAD and len(frames) == 2:
             self.on_last_word()
-            self.fail(EngineDeadError("an engine core met a fatal error and ended; its traceback above says which", 0))
+            index = int.from_bytes(frames[1], "little")
+            self.fail(EngineDeadError(f"engine core {index} met a fatal error and ended; its traceback is above", index))
             return
         t_received, size = now_ns(), sum(map(len, frames))
         try:
