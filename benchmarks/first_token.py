@@ -29,4 +29,6 @@ async def first_token(package: str, model: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     asyncio.run(first_token(sys.argv[1], sys.argv[2]))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import startup
+from benchmarks import first_token, startup
 from vllm_lite.config.model_files import resolve_model
 
 
@@ -20,6 +21,11 @@ def test_a_first_token_is_timed() -> None:
 def test_a_child_without_a_token_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="vllm_lite printed no token; run it by hand: "):
         startup.first_token_seconds(sys.executable, "vllm_lite", tmp_path)
+
+
+def test_a_child_by_hand_is_told_how_to_start_it() -> None:
+    done = subprocess.run([sys.executable, first_token.__file__, "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"{first_token.__doc__}\n")
 
 
 @pytest.mark.parametrize(
