@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,9 @@ def test_two_front_ends_answer(tiny_model_path: Path, tmp_path: Path) -> None:
     torch_free = example.replace('model="tiny"', f'model={str(tiny_model_path)!r}, distributed_executor_backend="toy"')
     assert torch_free != example
     (tmp_path / "example.py").write_text(torch_free)
-    done = subprocess.run([sys.executable, tmp_path / "example.py"], cwd=ROOT, capture_output=True, text=True, check=False)
+    # Unbuffered, each of the two would write its line in pieces, between which the other's may come.
+    command, env = [sys.executable, tmp_path / "example.py"], {**os.environ, "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(line.split(" says ")[0] for line in done.stdout.splitlines() if " says " in line) == [
         "front end 0",

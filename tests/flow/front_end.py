@@ -19,10 +19,14 @@ def prompt(number: int) -> list[int]:
     return [number % 7, 2, 3]
 
 
-async def answer(engine: AsyncLLM, number: int, params: SamplingParams = SHORT) -> list[int]:
+async def answer(
+    engine: AsyncLLM, number: int, params: SamplingParams = SHORT, begun: asyncio.Event | None = None
+) -> list[int]:
     tokens: list[int] = []
     async for output in engine.generate(prompt(number), params, str(number)):  # both front ends use the same ids
         tokens = output.outputs[0].token_ids
+        if begun is not None:
+            begun.set()
     return tokens
 
 
@@ -32,9 +36,10 @@ async def answers(engine: AsyncLLM) -> list[list[int]]:
 
 async def begin(engine: AsyncLLM, count: int) -> list[asyncio.Task[list[int]]]:
     """Long requests, each of which has begun."""
-    tasks = [asyncio.create_task(answer(engine, number, LONG)) for number in range(count)]
-    while engine.get_num_queued_tokens() or engine.get_num_unfinished_requests() < count:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    begun = [asyncio.Event() for _ in range(count)]
+    tasks = [asyncio.create_task(answer(engine, number, LONG, event)) for number, event in enumerate(begun)]
+    for event in begun:
+        await event.wait()
     return tasks
 
 

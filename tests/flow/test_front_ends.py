@@ -22,11 +22,24 @@ from vllm_lite import AsyncEngineArgs, AsyncLLM, EngineDeadError, SamplingParams
 from vllm_lite.engine_core.executor.toy import expected_tokens
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.frontend.core_client import launch_core_engines
+from vllm_lite.metrics.loggers import PrometheusStatLogger
 from vllm_lite.tracing.check import check_run
 from vllm_lite.tracing.journey.load import load_run
 
 ROOT = Path(__file__).parents[2]
 SHORT_ANSWERS = [expected_tokens(prompt(number), 20) for number in range(COUNT)]
+
+
+class Telling(PrometheusStatLogger):
+    """Says when there are new figures."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.told = asyncio.Event()
+
+    def record(self, *args: Any) -> None:
+        super().record(*args)
+        self.told.set()
 
 
 class Pair:
@@ -35,7 +48,9 @@ class Pair:
     def __init__(self, options: dict[str, Any], places: list[dict[str, Any]]) -> None:
         command = [sys.executable, "-m", "tests.flow.front_end", json.dumps(options), json.dumps(places[1])]
         self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        self.here = AsyncLLM.from_vllm_config(AsyncEngineArgs(**options).create_engine_config(), **places[0])
+        self.here = AsyncLLM.from_vllm_config(
+            AsyncEngineArgs(**options).create_engine_config(), stat_loggers=[Telling], **places[0]
+        )
         self.pids: list[int] = []
 
     async def tell(self, word: str) -> Any:
@@ -120,9 +135,13 @@ async def test_a_front_end_is_killed(pair: Pair, tmp_path: Path) -> None:
 
 async def running(engine: AsyncLLM, count: int) -> None:
     """Until so many requests run in all engine cores together, whoever's they are."""
+    assert engine.logger_manager is not None
+    figures = engine.logger_manager.prometheus
+    assert isinstance(figures, Telling)
     async with asyncio.timeout(20):
-        while sum(figure(engine, "num_requests_running", index) or 0 for index in range(2)) != count:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        while sum(figure(engine, "num_requests_running", index) or 0 for index in range(2)) != count:
+            figures.told.clear()
+            await figures.told.wait()
 
 
 async def test_an_engine_core_is_killed(pair: Pair) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +55,9 @@ def ids(text: str) -> list[int]:
 
 
 def stop(pid: int) -> None:
-    """Stop a process; comes back when every thread of it stands."""
+    """Stop a child; comes back when every thread of it stands."""
     os.kill(pid, signal.SIGSTOP)
-    tasks = Path(f"/proc/{pid}/task")
-    while any((task / "stat").read_text().rsplit(")", 1)[1].split()[0] != "T" for task in tasks.iterdir()):
-        time.sleep(0.001)
+    os.waitid(os.P_PID, pid, os.WSTOPPED)
 
 
 def texts(outputs: list[RequestOutput]) -> list[str]:
