@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import time
 import unittest.mock
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,11 +189,13 @@ async def one_round(engines: Sequence[Engine], requests: int, steps: int) -> Non
         await engine.end()
 
 
-async def measure(kinds: Mapping[str, Kind], rounds: int, requests: int, steps: int) -> dict[str, list[list[float]]]:
+async def measure(
+    kinds: Mapping[str, Kind], rounds: int, requests: int, steps: int, make: Callable[[str, Kind], Engine] = Engine
+) -> dict[str, list[list[float]]]:
     """CPU microseconds per token of each block in each round, by kind, after a round that does not count."""
     figures: dict[str, list[list[float]]] = {name: [] for name in kinds}
     with tempfile.TemporaryDirectory() as folder:
-        engines = {name: Engine(f"{folder}/{i}", kind) for i, (name, kind) in enumerate(kinds.items())}
+        engines = {name: make(f"{folder}/{i}", kind) for i, (name, kind) in enumerate(kinds.items())}
         for number in range(rounds + 1):
             await one_round(list(engines.values()), requests, steps)
             for name, engine in engines.items():

@@ -6,7 +6,7 @@
 
 The first two sort the bags of benchmarks/frontend.py; every request is sampled and every bag's step traced, but for
 "unsampled", where the callers' headers say no. What is compared takes turns, a few bags each. CPU time is compared with that
-of the turn beside it which had the same bags and no tracing: the median over all rounds, then the mean over all bags. The last
+of the turn beside it which had the same bags and no tracing: the median over all rounds, then the mean over all bags. The third
 turns the level of one engine up and down, from one batch to the next. Exit code 1 where a bar is missed.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import operator
 import os
 import statistics
 import sys
@@ -50,15 +51,10 @@ class Line(NamedTuple):
         return self.figure < self.bar if self.least else self.figure > self.bar
 
 
-def added(values: Sequence[float], off: Sequence[float]) -> float:
-    """The median of the rounds' differences."""
-    return statistics.median(value - base for value, base in zip(values, off, strict=True))
-
-
-def added_by_block(rounds: Sequence[Sequence[float]], off: Sequence[Sequence[float]]) -> float:
-    """The same for each block of bags, whose turns were neighbours; of these the mean."""
-    pairs = zip(zip(*rounds, strict=True), zip(*off, strict=True), strict=True)
-    return statistics.mean(added(values, base) for values, base in pairs)
+def added(rounds: Sequence[Sequence[float]], off: Sequence[Sequence[float]]) -> float:
+    """For each block of bags the median of the rounds' differences, whose turns were neighbours; of these the mean."""
+    blocks = zip(zip(*rounds, strict=True), zip(*off, strict=True), strict=True)
+    return statistics.mean(statistics.median(map(operator.sub, values, base)) for values, base in blocks)
 
 
 async def per_token(options: argparse.Namespace) -> list[Line]:
@@ -66,50 +62,45 @@ async def per_token(options: argparse.Namespace) -> list[Line]:
     figures = await measure(KINDS, options.rounds, options.requests, options.steps)
     off = figures["off"]
     for name, rounds in figures.items():
-        print(f"{name:10} {statistics.median(map(statistics.mean, rounds)):5.2f} us/token  {added_by_block(rounds, off):+.3f}")
+        print(f"{name:10} {statistics.median(map(statistics.mean, rounds)):5.2f} us/token  {added(rounds, off):+.3f}")
     bars = {"level 1": 0.15, "level 3": 0.5, "unsampled": 0.05}
-    return [Line(f"{name}, added per token", added_by_block(figures[name], off), bar, "us") for name, bar in bars.items()]
+    return [Line(f"{name}, added per token", added(figures[name], off), bar, "us") for name, bar in bars.items()]
 
 
 async def at_rate(options: argparse.Namespace) -> list[Line]:
     """Percent of a core, and how late the loop is at the worst of a hundred wakings (ms)."""
-    names = ("off", "level 1", "level 3")
-    cores: dict[str, list[float]] = {name: [] for name in names}
-    lags: dict[str, list[float]] = {name: [] for name in names}
-    with tempfile.TemporaryDirectory() as folder:
-        engines = {name: Engine(f"{folder}/{name}", KINDS[name]) for name in names}
-        for number in range(options.rounds + 1):
-            for name, engine in engines.items():
-                core, lag = await paced(engine, options.requests, options.steps, options.rate / options.requests)
-                if number:  # the first round does not count
-                    cores[name].append(core)
-                    lags[name].append(lag)
-        for engine in engines.values():
-            engine.llm.shutdown()
-    for name in names:
-        print(f"{name:10} {statistics.median(cores[name]):5.2f} % of a core, p99 lag {statistics.median(lags[name]):5.2f} ms")
+    kinds = {name: KINDS[name] for name in ("off", "level 1", "level 3")}
+    beats: dict[Kind, list[float]] = {kind: [] for kind in kinds.values()}
+
+    def make(folder: str, kind: Kind) -> Paced:
+        return Paced(folder, kind, options.rate / options.requests, beats[kind])
+
+    figures = await measure(kinds, options.rounds, options.requests, options.steps, make)
+    cores = {name: [[us * options.rate / 1e4 for us in blocks] for blocks in rounds] for name, rounds in figures.items()}
+    lags = {name: 1000 * statistics.quantiles(beats[kind], n=100)[-1] for name, kind in kinds.items()}
+    for name, rounds in cores.items():
+        print(f"{name:10} {statistics.median(map(statistics.mean, rounds)):5.2f} % of a core, p99 lag {lags[name]:5.2f} ms")
     lines = []
     for name, bar in (("level 1", 1.0), ("level 3", 2.0)):
         lines.append(Line(f"{name}, added", added(cores[name], cores["off"]), bar, "% of a core"))
-        lines.append(Line(f"{name}, p99 lag of the loop, added", added(lags[name], lags["off"]), 2.0, "ms"))
+        lines.append(Line(f"{name}, p99 lag of the loop, added", lags[name] - lags["off"], 2.0, "ms"))
     return lines
 
 
-async def paced(engine: Engine, requests: int, steps: int, bags_per_s: float) -> tuple[float, float]:
-    """One bag after the other, each at its time."""
-    await engine.add(requests, steps)
-    lags: list[float] = []
-    heart = asyncio.create_task(beat(lags))
-    due = began = time.monotonic()
-    cpu = time.thread_time()
-    for number in range(steps):
-        await asyncio.sleep(due - time.monotonic())
-        await engine.serve(number, number + 1)
-        due += 1 / bags_per_s
-    share = (time.thread_time() - cpu) / (time.monotonic() - began)
-    heart.cancel()
-    await engine.end()
-    return 100 * share, 1000 * statistics.quantiles(lags, n=100)[-1]
+class Paced(Engine):
+    """One bag after the other, each at its time, and a heart that notes in `lags` how late the loop is (s)."""
+
+    def __init__(self, folder: str, kind: Kind, bags_per_s: float, lags: list[float]) -> None:
+        super().__init__(folder, kind)
+        self._period, self._lags = 1 / bags_per_s, lags
+
+    async def serve(self, start: int, stop: int) -> None:
+        heart, due = asyncio.create_task(beat(self._lags)), time.monotonic()
+        for number in range(start, stop):
+            await asyncio.sleep(due - time.monotonic())
+            await super().serve(number, number + 1)
+            due += self._period
+        heart.cancel()
 
 
 async def beat(lags: list[float]) -> None:

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf import json_format
+from msgspec.structs import replace
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from tests.tracing import make

@@ -55,11 +55,12 @@ class Follower:
                 yield self._built(call_spans, call)
                 del assembler.calls[span_id]
         for request in list(assembler.requests.values()):
-            if self._due(request, _request_whole(request), now) or final:
+            if request.close is None and not final:
+                self._born.setdefault(request, self.polls)
+                request.cut(STEP_ENDS)
+            elif self._due(request, _request_whole(request), now) or final:
                 yield self._built(request_spans, request)
                 assembler.forget_request(request)
-            elif request.close is None:
-                request.cut(STEP_ENDS)
         for step in list(assembler.steps.values()):
             if self._due(step, _step_whole(step), now) or final:
                 yield self._built(step_spans, step)

@@ -13,7 +13,7 @@ import functools
 import struct
 from collections.abc import Iterable, Mapping
 
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope
 from opentelemetry.proto.trace.v1 import trace_pb2 as pb
 
 from vllm_lite.tracing.process import Process
@@ -26,9 +26,32 @@ REMOTE = NO_FLAGS | pb.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 CACHED = 8192  # encoded attributes; most repeat
 # Numbers of repeated fields: ExportTraceServiceRequest.resource_spans and so on down.
 RESOURCE_SPANS, RESOURCE, SCOPE_SPANS, THE_SCOPE, SPANS, RESOURCE_ATTRIBUTES = 1, 1, 2, 1, 2, 1
-SPAN_ATTRIBUTES, SPAN_EVENTS, SPAN_LINKS, EVENT_NAME, EVENT_ATTRIBUTES, LINK_ATTRIBUTES = 9, 11, 13, 2, 3, 4
-_EVENT_TIME = struct.Struct("<BQ")  # behind its tag, which is 9
-_SCOPE = InstrumentationScope(name=SCOPE["name"], version=SCOPE["version"]).SerializeToString()
+SPAN_NAME, SPAN_ATTRIBUTES, SPAN_EVENTS, SPAN_LINKS, EVENT_NAME, EVENT_ATTRIBUTES, LINK_ATTRIBUTES = 5, 9, 11, 13, 2, 3, 4
+KEY, VALUE, STRING = 1, 2, 1  # of an attribute, and of a value that is text
+# What each span has, every part behind its tag (a number and a wire type), and behind its length where that is not given.
+_HEAD, _EVENT_TIME, _DOUBLE = struct.Struct("<2s16s2s8sBBBQBQ2sI"), struct.Struct("<BQ"), struct.Struct("<d")
+_TRACE_ID, _SPAN_ID, _PARENT = bytes((1 << 3 | 2, 16)), bytes((2 << 3 | 2, 8)), bytes((4 << 3 | 2, 8))
+_KIND, _START, _END, _TIME, _FLAGS = 6 << 3, 7 << 3 | 1, 8 << 3 | 1, 1 << 3 | 1, b"\x85\x01"  # 16 << 3 | 5 is too large for one
+
+
+def _item(field: int, body: bytes) -> bytes:
+    """`body` as an item of that field."""
+    return _head(field, len(body)) + body
+
+
+def _head(field: int, length: int) -> bytes:
+    """The tag of an item of that field, and its length in groups of seven bits."""
+    if length < 0x80:
+        return bytes((field << 3 | 2, length))
+    head = bytearray((field << 3 | 2,))
+    while length > 0x7F:
+        head.append(length & 0x7F | 0x80)
+        length >>= 7
+    head.append(length)
+    return bytes(head)
+
+
+_SCOPE = _item(THE_SCOPE, InstrumentationScope(name=SCOPE["name"], version=SCOPE["version"]).SerializeToString())
 
 
 class Encoder:
@@ -42,36 +65,46 @@ class Encoder:
         """One request with all `spans`."""
         scopes: dict[Process, list[bytes]] = {}
         for span in spans:
-            scopes.setdefault(span.process, []).append(_item(SPANS, _span(span)))
-        return b"".join(_item(RESOURCE_SPANS, self._resource_spans(process, own)) for process, own in scopes.items())
+            body = _span(span)
+            scopes.setdefault(span.process, [_SCOPE]).extend((_head(SPANS, len(body)), body))
+        parts = list[bytes]()
+        for process, scope in scopes.items():
+            resource, size = self._resource(process), sum(map(len, scope))
+            head = _head(SCOPE_SPANS, size)
+            parts += _head(RESOURCE_SPANS, len(resource) + len(head) + size), resource, head, *scope
+        return b"".join(parts)
 
-    def _resource_spans(self, process: Process, spans: list[bytes]) -> bytes:
+    def _resource(self, process: Process) -> bytes:
         if process not in self._resources:
             attributes = resource_attributes(process, self._environ)
             self._resources[process] = _item(RESOURCE, _attributes(RESOURCE_ATTRIBUTES, attributes))
-        return self._resources[process] + _item(SCOPE_SPANS, _item(THE_SCOPE, _SCOPE) + b"".join(spans))
+        return self._resources[process]
 
 
 def _span(span: Span) -> bytes:
-    head = pb.Span(
-        trace_id=bytes.fromhex(span.trace_id),
-        span_id=bytes.fromhex(span.span_id),
+    ids = _TRACE_ID, bytes.fromhex(span.trace_id), _SPAN_ID, bytes.fromhex(span.span_id)
+    flags = REMOTE if span.remote_parent and span.parent_span_id is not None else NO_FLAGS
+    parts = [_HEAD.pack(*ids, _KIND, span.kind, _START, span.start, _END, span.end, _FLAGS, flags), _name(SPAN_NAME, span.name)]
+    if span.parent_span_id:
+        parts.append(_PARENT + bytes.fromhex(span.parent_span_id))
+    if span.error is not None or span.tracestate or span.dropped_attributes or span.dropped_events or span.dropped_links:
+        parts.append(_rare(span))
+    parts.append(_attributes(SPAN_ATTRIBUTES, span.attributes))
+    parts += [_event(event) for event in span.events]
+    parts += [link.encoded or _encode_link(link) for link in span.links]
+    return b"".join(parts)
+
+
+def _rare(span: Span) -> bytes:
+    """What few spans have."""
+    rest = pb.Span(
         trace_state=span.tracestate or "",
-        parent_span_id=bytes.fromhex(span.parent_span_id or ""),
-        flags=REMOTE if span.remote_parent and span.parent_span_id is not None else NO_FLAGS,
-        name=span.name,
-        kind=pb.Span.SpanKind.ValueType(span.kind),
-        start_time_unix_nano=span.start,
-        end_time_unix_nano=span.end,
         dropped_attributes_count=span.dropped_attributes,
         dropped_events_count=span.dropped_events,
         dropped_links_count=span.dropped_links,
         status=None if span.error is None else pb.Status(code=pb.Status.STATUS_CODE_ERROR, message=span.error),
     )
-    attributes = _attributes(SPAN_ATTRIBUTES, span.attributes)
-    events = [_event(event) for event in span.events]
-    links = [link.encoded or _encode_link(link) for link in span.links]
-    return b"".join((head.SerializeToString(), attributes, *events, *links))
+    return bytes(rest.SerializeToString())
 
 
 def _encode_link(link: Link) -> bytes:
@@ -81,32 +114,21 @@ def _encode_link(link: Link) -> bytes:
 
 
 def _event(event: Event) -> bytes:
-    head = _EVENT_TIME.pack(9, event.t) + _event_name(event.name)
-    return _item(SPAN_EVENTS, head + _attributes(EVENT_ATTRIBUTES, event.attributes))
+    name, t, attributes = event
+    return _item(SPAN_EVENTS, _EVENT_TIME.pack(_TIME, t) + _name(EVENT_NAME, name) + _attributes(EVENT_ATTRIBUTES, attributes))
 
 
 @functools.lru_cache(CACHED)
-def _event_name(name: str) -> bytes:
-    return _item(EVENT_NAME, name.encode())
-
-
-def _item(field: int, body: bytes) -> bytes:
-    """`body` as an item of that field: its tag, its length in groups of seven bits, itself."""
-    length = len(body)
-    if length < 0x80:
-        return bytes((field << 3 | 2, length)) + body
-    head = bytearray((field << 3 | 2,))
-    while length > 0x7F:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    head.append(length)
-    return bytes(head) + body
+def _name(field: int, name: str) -> bytes:
+    return _item(field, name.encode())
 
 
 def _attributes(field: int, attributes: Mapping[str, AttributeValue]) -> bytes:
     return b"".join(
         [
-            _pair(field, name, value if isinstance(value, (str, int, float)) else tuple(value))
+            _double(field, name) + _DOUBLE.pack(value)
+            if isinstance(value, float)  # a time mostly, seldom the same twice
+            else _pair(field, name, value if isinstance(value, (str, int)) else tuple(value))
             for name, value in attributes.items()
         ]
     )
@@ -114,7 +136,14 @@ def _attributes(field: int, attributes: Mapping[str, AttributeValue]) -> bytes:
 
 @functools.lru_cache(CACHED, typed=True)
 def _pair(field: int, name: str, value: AttributeValue) -> bytes:
-    return _item(field, KeyValue(key=name, value=_value(value)).SerializeToString())
+    encoded = _item(STRING, value.encode()) if isinstance(value, str) else _value(value).SerializeToString()
+    return _item(field, _item(KEY, name.encode()) + _item(VALUE, encoded))
+
+
+@functools.lru_cache(CACHED)
+def _double(field: int, name: str) -> bytes:
+    """A pair but for its value."""
+    return _pair(field, name, 0.0)[: -_DOUBLE.size]
 
 
 def _value(value: AttributeValue) -> AnyValue:

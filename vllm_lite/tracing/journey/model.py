@@ -97,6 +97,16 @@ class Stay:
     num_refused: int = 0  # how often blocks could not be had before its last admission
     num_stale: int = 0  # tokens that were made when it was gone
     links: dict[int, Any] = field(default_factory=dict)  # by tokens: what its steps link to it with, made once
+    steps: Ends[StepJourney] = field(init=False)  # those of its last spell
+
+    def __post_init__(self) -> None:
+        self.steps = self.spells[-1].steps
+
+    def send_back(self, t: int) -> None:
+        """It was preempted: its next spell begins."""
+        self.spells[-1].t_preempted = t
+        self.spells.append(Spell(self.req, t))
+        self.steps = self.spells[-1].steps
 
     @property
     def t_end(self) -> int | None:
@@ -164,6 +174,13 @@ class RequestJourney:
         """Its letters' fates."""
         return "".join([bag.sort.fates[place] for bag, place in zip(self.bags, self.places, strict=True)])
 
+    @property
+    def rows(self) -> list[tuple[int, int, str]]:
+        """Of each of its letters: when its slice was done, for all of a slice's letters are there before any is taken; its
+        tokens; its fate."""
+        places = zip(self.bags, self.places, strict=True)
+        return [(bag.t_sorted[place], bag.sort.tokens[place], bag.sort.fates[place]) for bag, place in places]
+
     def letter_index(self, bag: Bag, place: int) -> int:
         """Which of its letters lay at `place` in `bag`; -1 for one that was cut away."""
         first = bisect_left(self.bags, bag.sort.bag, key=lambda other: other.sort.bag)
@@ -176,28 +193,29 @@ class RequestJourney:
         kept back come with the next one that is put. The first take behind a gap may then be told too low."""
         if self.taken:
             return list(map(Take, self.t_takes, self.taken, self.waits))
-        takes: list[Take] = []
-        rows = zip(self.bags, self.places, self.fates, strict=True)
-        letters = [(bag.t_sorted[place], bag.sort.tokens[place], fate) for bag, place, fate in rows]
+        takes, letters = list[Take](), self.rows
         if self.farewells:
             letters = sorted([*letters, *((farewell.t, 0, farewell.fate) for farewell in self.farewells)])
         index = kept_back = 0
-        for t, wait in zip(self.t_takes, self.waits, strict=True):
+        for t in self.t_takes:
+            t_put = t
             tokens = 0
             while index < len(letters) and letters[index][0] <= t:
-                kept_back += letters[index][1]
-                if letters[index][2] != rec.KEPT_BACK:
+                t_sorted, num_new, fate = letters[index]
+                kept_back += num_new
+                if fate != rec.KEPT_BACK:
                     tokens, kept_back = tokens + kept_back, 0
+                if fate == rec.PUT:
+                    t_put = t_sorted
                 index += 1
-            takes.append(Take(t, tokens, wait))
+            takes.append(Take(t, tokens, t - t_put))
         return takes
 
     @property
     def waits(self) -> list[int]:
         """How long what each take found had been waiting: since the last put before it. 0 where single letters were not
         recorded just then."""
-        rows = zip(self.bags, self.places, self.fates, strict=True)
-        puts = [bag.t_sorted[place] for bag, place, fate in rows if fate == rec.PUT]
+        puts = [t for t, _, fate in self.rows if fate == rec.PUT]
         if self.farewells:
             puts = sorted([*puts, *(farewell.t for farewell in self.farewells if farewell.fate == rec.PUT)])
         before = [0, *(bisect_right(puts, t) for t in self.t_takes)]
@@ -234,6 +252,7 @@ class StepJourney:
     update: rec.Update | None = None
     sends: list[rec.Send] = field(default_factory=list)  # one for each client that got a bag
     bags: list[Bag] = field(default_factory=list)  # those that were opened
+    links: dict[int, Any] = field(default_factory=dict)  # by tokens: what its requests link to it with, made once
 
     @property
     def index(self) -> int:
@@ -252,7 +271,11 @@ class StepJourney:
 
     def share(self, req: int) -> Share:
         """The part that the engine core's request `req` had in it."""
-        return Share(self, self.schedule.tokens[self.schedule.reqs.index(req)], req in self.schedule.prefills)
+        reqs = self.schedule.reqs
+        place = bisect_left(reqs, req)  # they come in the order in which they arrived, mostly
+        if place == len(reqs) or reqs[place] != req:
+            place = reqs.index(req)
+        return Share(self, self.schedule.tokens[place], req in self.schedule.prefills)
 
 
 @dataclass(eq=False, repr=False)

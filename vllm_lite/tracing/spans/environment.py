@@ -8,9 +8,11 @@ Mirrors: vllm/tracing/otel.py (the resource)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import unquote
+
+import msgspec
 
 from vllm_lite import __version__
 from vllm_lite.exceptions import VLLMValidationError
@@ -99,7 +101,7 @@ class Limits:
         """The span within the limits, with what it lost counted."""
         events, links = _ends(span.events, self.events), span.links[: self.links]
         attributes = self._attributes(span.attributes, self.attributes)
-        return replace(
+        return msgspec.structs.replace(
             span,
             attributes=attributes,
             events=[Event(e.name, e.t, self._attributes(e.attributes, self.event_attributes)) for e in events],

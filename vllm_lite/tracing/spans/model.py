@@ -9,8 +9,9 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.process import Process
@@ -44,18 +45,16 @@ class Event(NamedTuple):
     attributes: Attributes
 
 
-@dataclass(slots=True)
-class Link:
+class Link(msgspec.Struct):
     """Points at a span of another trace. One that many spans hold is `encoded` once, by whoever sends them."""
 
     trace_id: str
     span_id: str
     attributes: Attributes
-    encoded: bytes = field(default=b"", repr=False, compare=False)
+    encoded: bytes = b""
 
 
-@dataclass(slots=True)
-class Span:
+class Span(msgspec.Struct):
     """One span. `start` and `end` are ns since 1970; ids are lower-case hex. `error` is the status description of a span that
     failed, None for one that did not (its status stays unset)."""
 
@@ -67,9 +66,9 @@ class Span:
     kind: Kind
     start: int
     end: int
-    attributes: Attributes = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
-    links: list[Link] = field(default_factory=list)
+    attributes: Attributes = {}
+    events: list[Event] = []
+    links: list[Link] = []
     error: str | None = None
     tracestate: str | None = None
     remote_parent: bool = False  # the parent is a span of another process

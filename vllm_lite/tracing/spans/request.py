@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.context import parse_traceparent
-from vllm_lite.tracing.journey import Letter, RequestJourney
+from vllm_lite.tracing.journey import RequestJourney
 from vllm_lite.tracing.spans.model import REQUEST_ID, STEP_INDEX, Attributes, Event, Kind, Span, known, messaging
 from vllm_lite.tracing.spans.stay import queue_time_ns, stay_spans
 
@@ -82,22 +82,16 @@ def _answered(request: RequestJourney, close: rec.Close) -> Attributes:
 
 def _token_events(request: RequestJourney) -> list[Event]:
     """One for each letter; `index` counts the tokens before it, those of letters that were cut away too."""
-    letters, events, index = request.letters, list[Event](), 0
-    for place, letter in enumerate(letters):
+    rows, events, index = request.rows, list[Event](), 0
+    for place, (bag, (t, tokens, fate)) in enumerate(zip(request.bags, rows, strict=True)):
         if place == request.places.gap:
-            index = request.num_tokens - sum(other.tokens for other in letters[place:])
-        attributes: Attributes = {"index": index, "n": letter.tokens, "merged": letter.fate == rec.STAPLED}
-        if letter.bag.step is not None:
-            attributes[STEP_INDEX] = letter.bag.step.index
-        events.append(Event("gen_ai.token.generated", _put_time(letter), attributes))
-        index += letter.tokens
+            index = request.num_tokens - sum(num_new for _, num_new, _ in rows[place:])
+        attributes: Attributes = {"index": index, "n": tokens, "merged": fate == rec.STAPLED}
+        if bag.step is not None:
+            attributes[STEP_INDEX] = bag.step.index
+        events.append(Event("gen_ai.token.generated", request.process.wall(t), attributes))
+        index += tokens
     return events
-
-
-def _put_time(letter: Letter) -> int:
-    """When the slice that held the letter was done (wall ns): all of a slice's letters are there before any is taken."""
-    sort = letter.bag.sort
-    return letter.bag.process.wall(sort.slices[letter.slice][1] if sort.slices else sort.t_done)
 
 
 def _tokenise(request: RequestJourney, root: Span) -> Iterator[Span]:
@@ -150,9 +144,9 @@ def _mailbox(request: RequestJourney, root: Span) -> list[Span]:
     """From the first put to the last take (level 2 and up)."""
     wall = request.process.wall
     puts = [
-        Event("collector.put" if letter.fate == rec.PUT else "collector.merge", _put_time(letter), {"tokens": letter.tokens})
-        for letter in request.letters
-        if letter.fate in (rec.PUT, rec.STAPLED)
+        Event("collector.put" if fate == rec.PUT else "collector.merge", wall(t), {"tokens": tokens})
+        for t, tokens, fate in request.rows
+        if fate != rec.KEPT_BACK
     ]
     if not puts:
         return []

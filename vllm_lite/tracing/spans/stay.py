@@ -102,8 +102,12 @@ def _phases(stay: Stay, span: Span, number: int, spell: Spell) -> list[Span]:
 
 
 def _link(share: Share) -> Link:
-    schedule = share.step.schedule
-    return Link(schedule.trace_id, schedule.span_id, {STEP_INDEX: schedule.step, "vllm_lite.num_tokens": share.tokens})
+    """The same for all that have so many tokens in that step."""
+    step, tokens = share.step, share.tokens
+    if (link := step.links.get(tokens)) is None:
+        attributes: Attributes = {STEP_INDEX: step.index, "vllm_lite.num_tokens": tokens}
+        link = step.links[tokens] = Link(step.schedule.trace_id, step.schedule.span_id, attributes)
+    return link
 
 
 def _request_steps(stay: Stay, span: Span) -> Iterator[Span]:

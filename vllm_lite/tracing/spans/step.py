@@ -62,13 +62,12 @@ def _root(step: StepJourney) -> Span:
 
 def _links(step: StepJourney) -> list[Link]:
     """To the root span of each traced request in the step, with the tokens granted to all its samples."""
-    links: list[Link] = []
-    sampled: dict[RequestJourney, int] = {}
+    links, sampled = list[Link](), dict[RequestJourney, int]()
     for stay, tokens in zip(step.members, step.schedule.tokens, strict=False):  # a step that was forgotten has no members
-        if stay.request is not None and stay.request.has_samples:
-            sampled[stay.request] = sampled.get(stay.request, 0) + tokens
-        elif (link := stay.links.get(tokens)) is not None:
+        if (link := stay.links.get(tokens)) is not None:
             links.append(link)
+        elif stay.request is not None and stay.request.has_samples:
+            sampled[stay.request] = sampled.get(stay.request, 0) + tokens
         elif stay.request is not None or stay.receive is not None:
             links.append(stay.links.setdefault(tokens, _link(stay, tokens)))
     return links + [_link(request.stays[0], tokens) for request, tokens in sampled.items()]
