@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope
 from opentelemetry.proto.trace.v1 import trace_pb2 as pb
@@ -23,7 +24,9 @@ from vllm_lite.tracing.spans.environment import SCOPE, resource_attributes
 
 NO_FLAGS = pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
 REMOTE = NO_FLAGS | pb.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
-CACHED = 8192  # encoded attributes; most repeat
+CACHED = 2048  # of a kind
+K = TypeVar("K")
+V = TypeVar("V")
 # Numbers of repeated fields: ExportTraceServiceRequest.resource_spans and so on down.
 RESOURCE_SPANS, RESOURCE, SCOPE_SPANS, THE_SCOPE, SPANS, RESOURCE_ATTRIBUTES = 1, 1, 2, 1, 2, 1
 SPAN_NAME, SPAN_ATTRIBUTES, SPAN_EVENTS, SPAN_LINKS, EVENT_NAME, EVENT_ATTRIBUTES, LINK_ATTRIBUTES = 5, 9, 11, 13, 2, 3, 4
@@ -39,10 +42,13 @@ def _item(field: int, body: bytes) -> bytes:
     return _head(field, len(body)) + body
 
 
+_SHORT = [[bytes((field << 3 | 2, length)) for length in range(0x80)] for field in range(16)]
+
+
 def _head(field: int, length: int) -> bytes:
     """The tag of an item of that field, and its length in groups of seven bits."""
     if length < 0x80:
-        return bytes((field << 3 | 2, length))
+        return _SHORT[field][length]
     head = bytearray((field << 3 | 2,))
     while length > 0x7F:
         head.append(length & 0x7F | 0x80)
@@ -123,21 +129,49 @@ def _name(field: int, name: str) -> bytes:
     return _item(field, name.encode())
 
 
+class _Made(dict[K, V]):
+    """What `make` makes of a key, once; few keys are kept in mind."""
+
+    def __init__(self, make: Callable[[K], V]) -> None:
+        self._make = make
+
+    def __missing__(self, key: K) -> V:
+        if len(self) >= CACHED:
+            self.clear()
+        self[key] = made = self._make(key)
+        return made
+
+
+def _pairs(field: int) -> _Made[str, _Made[str | int, bytes]]:
+    """Encoded attributes, by name and then by value: most come again."""
+    return _Made(lambda name: _Made(functools.partial(_pair, field, name)))
+
+
+_KNOWN = {field: _pairs(field) for field in (RESOURCE_ATTRIBUTES, SPAN_ATTRIBUTES, EVENT_ATTRIBUTES, LINK_ATTRIBUTES)}
+
+
 def _attributes(field: int, attributes: Mapping[str, AttributeValue]) -> bytes:
+    if not attributes:
+        return b""
+    known = _KNOWN[field]
     return b"".join(
         [
-            _double(field, name) + _DOUBLE.pack(value)
+            known[name][value]
+            if type(value) is str or type(value) is int  # True is another 1
+            else _double(field, name) + _DOUBLE.pack(value)
             if isinstance(value, float)  # a time mostly, seldom the same twice
-            else _pair(field, name, value if isinstance(value, (str, int)) else tuple(value))
+            else _odd(field, name, value if isinstance(value, (str, int)) else tuple(value))
             for name, value in attributes.items()
         ]
     )
 
 
-@functools.lru_cache(CACHED, typed=True)
 def _pair(field: int, name: str, value: AttributeValue) -> bytes:
     encoded = _item(STRING, value.encode()) if isinstance(value, str) else _value(value).SerializeToString()
     return _item(field, _item(KEY, name.encode()) + _item(VALUE, encoded))
+
+
+_odd = functools.lru_cache(CACHED, typed=True)(_pair)
 
 
 @functools.lru_cache(CACHED)

@@ -176,10 +176,14 @@ class RequestJourney:
 
     @property
     def rows(self) -> list[tuple[int, int, str]]:
-        """Of each of its letters: when its slice was done, for all of a slice's letters are there before any is taken; its
-        tokens; its fate."""
+        """Of each of its letters: when its slice was done, and its caller could take it; its tokens; its fate."""
         places = zip(self.bags, self.places, strict=True)
         return [(bag.t_sorted[place], bag.sort.tokens[place], bag.sort.fates[place]) for bag, place in places]
+
+    @property
+    def _arrivals(self) -> list[tuple[int, int, str]]:
+        """Its rows, and the farewells that came in no bag."""
+        return sorted([*self.rows, *((last.t, 0, last.fate) for last in self.farewells)]) if self.farewells else self.rows
 
     def letter_index(self, bag: Bag, place: int) -> int:
         """Which of its letters lay at `place` in `bag`; -1 for one that was cut away."""
@@ -193,13 +197,10 @@ class RequestJourney:
         kept back come with the next one that is put. The first take behind a gap may then be told too low."""
         if self.taken:
             return list(map(Take, self.t_takes, self.taken, self.waits))
-        takes, letters = list[Take](), self.rows
-        if self.farewells:
-            letters = sorted([*letters, *((farewell.t, 0, farewell.fate) for farewell in self.farewells)])
+        takes, letters = list[Take](), self._arrivals
         index = kept_back = 0
         for t in self.t_takes:
-            t_put = t
-            tokens = 0
+            t_put, tokens = t, 0
             while index < len(letters) and letters[index][0] <= t:
                 t_sorted, num_new, fate = letters[index]
                 kept_back += num_new
@@ -215,9 +216,7 @@ class RequestJourney:
     def waits(self) -> list[int]:
         """How long what each take found had been waiting: since the last put before it. 0 where single letters were not
         recorded just then."""
-        puts = [t for t, _, fate in self.rows if fate == rec.PUT]
-        if self.farewells:
-            puts = sorted([*puts, *(farewell.t for farewell in self.farewells if farewell.fate == rec.PUT)])
+        puts = [t for t, _, fate in self._arrivals if fate == rec.PUT]
         before = [0, *(bisect_right(puts, t) for t in self.t_takes)]
         spans = zip(self.t_takes, pairwise(before), strict=True)
         return [t - puts[last - 1] if last > had else 0 for t, (had, last) in spans]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -45,13 +46,14 @@ class Event(NamedTuple):
     attributes: Attributes
 
 
-class Link(msgspec.Struct):
+@dataclass(slots=True)
+class Link:
     """Points at a span of another trace. One that many spans hold is `encoded` once, by whoever sends them."""
 
     trace_id: str
     span_id: str
     attributes: Attributes
-    encoded: bytes = b""
+    encoded: bytes = field(default=b"", repr=False, compare=False)
 
 
 class Span(msgspec.Struct):
@@ -97,7 +99,7 @@ class Span(msgspec.Struct):
         """A span right below this one; `t` is monotonic time of its process. Where no header carried its id, that is derived
         from the parent's, the name and, where several have the same, a `number`."""
         process = process or self.process
-        ids = self.trace_id, span_id or derived_id(self.span_id, name, number), self.span_id
+        ids = self.trace_id, span_id or derived_id(f"{self.span_id}/{name}/{number}"), self.span_id
         remote, times = process is not self.process, (process.wall(t[0]), process.wall(t[1]))
         return Span(process, *ids, name, kind, *times, attributes or {}, remote_parent=remote)
 

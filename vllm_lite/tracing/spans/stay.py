@@ -126,6 +126,6 @@ def _request_steps(stay: Stay, span: Span) -> Iterator[Span]:
             "vllm_lite.num_tokens": share.tokens,
             "vllm_lite.batch_size": schedule.num_requests,
         }
-        ids = span.trace_id, derived_id(span.span_id, "step", schedule.step), parent
+        ids = span.trace_id, derived_id(f"{span.span_id}/step/{schedule.step}"), parent
         times = span.process.wall(schedule.t0), span.process.wall(share.step.t_end)
         yield Span(span.process, *ids, "request.step", Kind.INTERNAL, *times, attributes, links=[_link(share)])
