@@ -19,13 +19,7 @@ from vllm_lite.exceptions import UnsupportedModelError
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.tracing.recorder import now_ns
 from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
-from vllm_lite.wire.step import (
-    CachedRequestData,
-    LogprobsLists,
-    ModelRunnerOutput,
-    NewRequestData,
-    SchedulerOutput,
-)
+from vllm_lite.wire.step import CachedRequestData, LogprobsLists, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from vllm_lite.worker.attention.interface import PagedLayer
 from vllm_lite.worker.attention.selector import select_backend
 from vllm_lite.worker.cuda_graphs import Capture, DecodeGraphs, graph_sizes, pad_decodes
@@ -34,7 +28,7 @@ from vllm_lite.worker.input_batch import InputBatch, StepBatch
 from vllm_lite.worker.logprobs import PromptPart, gather_logprobs, prompt_logprobs, prompt_parts, row_of
 from vllm_lite.worker.pooler import Pooler, hidden_states_kept
 from vllm_lite.worker.probe import attention_noted, probe_model
-from vllm_lite.worker.sampler import NO_TOKEN, Sampler, SamplerOutput
+from vllm_lite.worker.sampler import NO_TOKEN, SamplerOutput, sample
 from vllm_lite.worker.step_buffer import StepBuffer
 
 NO_TOKEN_MESSAGE = "no token can be sampled: every logit is -inf or not a number"
@@ -86,7 +80,6 @@ class ModelRunner:
         self._compiled = torch.compile(self._forward, fullgraph=True, dynamic=True) if model_config.compile else None
         self.replays = self.backend.capturable and not model_config.enforce_eager
         self._graphs = DecodeGraphs(graph_sizes(self._max_num_seqs, 2 if model_config.compile else 1))
-        self._sampler = Sampler(device)
         self._pooler = Pooler()
         self._batch = InputBatch(
             self._max_num_seqs, model_config.max_model_len, self._block_size, model.config.vocab_size, model_config.seed
@@ -201,14 +194,10 @@ class ModelRunner:
         assert computed is not None, "sample_tokens follows an execute_model that returned None"
         step, sampled, batch = computed.step, computed.sampled, self._batch
         rows = step.rows[sampled]
-        chosen = None
-        token_ids = np.zeros(0, np.int64)
-        if len(sampled):
-            chosen = self._sampler(computed.logits[: len(sampled)], rows, batch)
+        chosen = sample(computed.logits[: len(sampled)], rows, batch)
         if self.clock.events:
             self.clock.events[1].record()
-        if chosen is not None:
-            token_ids = chosen.token_ids.cpu().numpy()  # the one place where the step waits for the device
+        token_ids = chosen.token_ids.cpu().numpy()  # the one place where the step waits for the device, if it sampled anything
         self.clock.t3 = now_ns()
         found = prompt_logprobs(computed.logits[len(sampled) :], computed.parts, step, batch)
         good = token_ids != NO_TOKEN
@@ -220,7 +209,7 @@ class ModelRunner:
                 errors[step.req_ids[index]] = NO_TOKEN_MESSAGE
             else:
                 answers[index] = [token_id]
-        logprobs = None if chosen is None else self._logprobs(step, sampled, token_ids, chosen)
+        logprobs = self._logprobs(step, sampled, token_ids, chosen)
         vectors = None if computed.hidden is None else self._pooler.collect(computed.hidden, step, batch, errors)
         return ModelRunnerOutput(step.req_ids, answers, logprobs, found, vectors, errors)
 

@@ -33,70 +33,62 @@ class SamplerOutput(NamedTuple):
     logprob_rows: Ints
 
 
-class Sampler:
-    """Chooses the next token of each row."""
+def sample(logits: torch.Tensor, rows: Ints, batch: InputBatch) -> SamplerOutput:
+    """The next token of each of `rows` [n] of `batch`, from `logits` [n, V], which may be changed in place."""
+    columns = batch.sampling
+    features = columns.features[rows]
+    wanted = int(np.bitwise_or.reduce(features))
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logprobs, logprob_rows = None, np.flatnonzero(features & LOGPROBS)
+    if wanted & LOGPROBS:
+        logprobs = logits[upload(logprob_rows, logits.device)].log_softmax(-1)
+    if wanted & EDITED:
+        apply_edits(logits, rows, np.flatnonzero(features & EDITED), batch)
+    if wanted & PENALISED:
+        apply_penalties(logits, rows, np.flatnonzero(features & PENALISED), batch)
+    token_ids = _most_likely(logits)
+    if wanted & RANDOM:
+        drawn = np.flatnonzero(features & RANDOM)
+        own = upload(drawn, logits.device)
+        uniforms = columns.uniforms(rows[drawn], batch.num_tokens[rows[drawn]])
+        token_ids[own] = _draw(logits[own], rows[drawn], columns, uniforms)
+    return SamplerOutput(token_ids, logprobs, logprob_rows)
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
 
-    def __call__(self, logits: torch.Tensor, rows: Ints, batch: InputBatch) -> SamplerOutput:
-        """`logits` [n, V] belong to `rows` [n] of `batch`; they may be changed in place."""
-        columns = batch.sampling
-        features = columns.features[rows]
-        wanted = int(np.bitwise_or.reduce(features))
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        logprobs, logprob_rows = None, np.flatnonzero(features & LOGPROBS)
-        if wanted & LOGPROBS:
-            logprobs = logits[self._upload(logprob_rows)].log_softmax(-1)
-        if wanted & EDITED:
-            apply_edits(logits, rows, np.flatnonzero(features & EDITED), batch)
-        if wanted & PENALISED:
-            apply_penalties(logits, rows, np.flatnonzero(features & PENALISED), batch)
-        token_ids = _most_likely(logits)
-        if wanted & RANDOM:
-            drawn = np.flatnonzero(features & RANDOM)
-            own = self._upload(drawn)
-            uniforms = columns.uniforms(rows[drawn], batch.num_tokens[rows[drawn]])
-            token_ids[own] = self._draw(logits[own], rows[drawn], columns, uniforms)
-        return SamplerOutput(token_ids, logprobs, logprob_rows)
+def _draw(logits: torch.Tensor, rows: Ints, columns: SamplingColumns, uniforms: npt.NDArray[np.float64]) -> torch.Tensor:
+    """A token for each row, by the inverse of its cumulative distribution: the first whose sum exceeds the uniform."""
+    scaled = logits.div_(_column(columns.temperature[rows], logits))
+    filtered = np.flatnonzero(columns.features[rows] & FILTERED)
+    if len(filtered):
+        own = upload(filtered, logits.device)
+        candidates = scaled[own]
+        floor = _floor(candidates, rows[filtered], columns)
+        scaled[own] = candidates.masked_fill_(candidates < floor, -torch.inf)
+    weights = scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()
+    sums = weights.cumsum(-1, dtype=torch.float64)
+    total = sums[:, -1:]
+    token_ids = torch.searchsorted(sums, total * _column(uniforms, logits), right=True)[:, 0]
+    return torch.where(total[:, 0].isfinite(), token_ids, NO_TOKEN)
 
-    def _draw(
-        self, logits: torch.Tensor, rows: Ints, columns: SamplingColumns, uniforms: npt.NDArray[np.float64]
-    ) -> torch.Tensor:
-        """A token for each row, by the inverse of its cumulative distribution: the first whose sum exceeds the uniform."""
-        scaled = logits.div_(self._column(columns.temperature[rows]))
-        filtered = np.flatnonzero(columns.features[rows] & FILTERED)
-        if len(filtered):
-            own = self._upload(filtered)
-            candidates = scaled[own]
-            floor = self._floor(candidates, rows[filtered], columns)
-            scaled[own] = candidates.masked_fill_(candidates < floor, -torch.inf)
-        weights = scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()
+
+def _floor(scaled: torch.Tensor, rows: Ints, columns: SamplingColumns) -> torch.Tensor:
+    """The least logit [n, 1] that min-p, then top-k, then top-p leave to each row; equals at the edge all stay."""
+    ordered = _descending(scaled)
+    peak = ordered[:, :1]
+    floor = ordered.gather(1, _column(columns.top_k[rows] - 1, scaled))
+    floor = torch.maximum(floor, peak + _column(columns.min_p[rows], scaled).log().to(peak.dtype))
+    top_p = columns.top_p[rows]
+    if (top_p < 1).any():
+        weights = (ordered - peak).exp_().masked_fill_(ordered < floor, 0)
         sums = weights.cumsum(-1, dtype=torch.float64)
-        total = sums[:, -1:]
-        token_ids = torch.searchsorted(sums, total * self._column(uniforms), right=True)[:, 0]
-        return torch.where(total[:, 0].isfinite(), token_ids, NO_TOKEN)
+        share = _column(top_p.astype(np.float64), scaled)
+        last = torch.searchsorted(sums, sums[:, -1:] * share).clamp_(max=scaled.shape[1] - 1)
+        floor = torch.where(share < 1, torch.maximum(floor, ordered.gather(1, last)), floor)
+    return floor
 
-    def _floor(self, scaled: torch.Tensor, rows: Ints, columns: SamplingColumns) -> torch.Tensor:
-        """The least logit [n, 1] that min-p, then top-k, then top-p leave to each row; equals at the edge all stay."""
-        ordered = _descending(scaled)
-        peak = ordered[:, :1]
-        floor = ordered.gather(1, self._column(columns.top_k[rows] - 1))
-        floor = torch.maximum(floor, peak + self._column(columns.min_p[rows]).log().to(peak.dtype))
-        top_p = columns.top_p[rows]
-        if (top_p < 1).any():
-            weights = (ordered - peak).exp_().masked_fill_(ordered < floor, 0)
-            sums = weights.cumsum(-1, dtype=torch.float64)
-            share = self._column(top_p.astype(np.float64))
-            last = torch.searchsorted(sums, sums[:, -1:] * share).clamp_(max=scaled.shape[1] - 1)
-            floor = torch.where(share < 1, torch.maximum(floor, ordered.gather(1, last)), floor)
-        return floor
 
-    def _upload(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return upload(array, self._device)
-
-    def _column(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return self._upload(array)[:, None]
+def _column(array: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
+    return upload(array, like.device)[:, None]
 
 
 def _most_likely(logits: torch.Tensor) -> torch.Tensor:
