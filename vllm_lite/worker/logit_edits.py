@@ -28,14 +28,16 @@ def apply_edits(logits: torch.Tensor, rows: Ints, which: Ints, batch: InputBatch
         row = int(rows[index])
         edits = batch.sampling.edits[row]
         if edits.allowed_ids is not None:
-            _keep_only(logits[index], edits.allowed_ids)
+            allowed = upload(edits.allowed_ids, logits.device)
+            kept = logits[index, allowed]
+            logits[index] = -torch.inf
+            logits[index, allowed] = kept
         banned.append(_banned_ids(edits, row, batch) + index * vocab)
         biased.append(edits.bias_ids + index * vocab)
         biases.append(edits.biases)
-    flat = logits.view(-1)
-    pairs = _upload(np.concatenate(biased), logits)
-    flat[pairs] += _upload(np.concatenate(biases), logits).to(logits.dtype)
-    flat[_upload(np.concatenate(banned), logits)] = -torch.inf
+    flat, device = logits.view(-1), logits.device
+    flat[upload(np.concatenate(biased), device)] += upload(np.concatenate(biases), device).to(logits.dtype)
+    flat[upload(np.concatenate(banned), device)] = -torch.inf
 
 
 def apply_penalties(logits: torch.Tensor, rows: Ints, which: Ints, batch: InputBatch) -> None:
@@ -55,18 +57,11 @@ def apply_penalties(logits: torch.Tensor, rows: Ints, which: Ints, batch: InputB
     occurrences = np.bincount(inverse, weights=in_answer, minlength=len(pairs))
     request = own[pairs // vocab]
     drop = columns.frequency_penalty[request] * occurrences + columns.presence_penalty[request] * (occurrences > 0)
-    flat = logits.view(-1)
-    index = _upload(which[pairs // vocab] * vocab + pairs % vocab, logits)
-    repetition = _upload(columns.repetition_penalty[request], logits).to(logits.dtype)
+    flat, device = logits.view(-1), logits.device
+    index = upload(which[pairs // vocab] * vocab + pairs % vocab, device)
+    repetition = upload(columns.repetition_penalty[request], device).to(logits.dtype)
     values = flat[index]
-    flat[index] = torch.where(values > 0, values / repetition, values * repetition) - _upload(drop, logits).to(logits.dtype)
-
-
-def _keep_only(logits: torch.Tensor, allowed_ids: Ints) -> None:
-    allowed = _upload(allowed_ids, logits)
-    kept = logits[allowed]
-    logits.fill_(-torch.inf)
-    logits[allowed] = kept
+    flat[index] = torch.where(values > 0, values / repetition, values * repetition) - upload(drop, device).to(logits.dtype)
 
 
 def _banned_ids(edits: Edits, row: int, batch: InputBatch) -> Ints:
@@ -80,7 +75,3 @@ def _banned_ids(edits: Edits, row: int, batch: InputBatch) -> Ints:
     ]
     stop_ids = edits.stop_ids if end - start < edits.min_tokens else edits.stop_ids[:0]
     return np.concatenate([np.array(banned, np.int64), stop_ids])
-
-
-def _upload(array: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
-    return upload(array, like.device)
