@@ -13,7 +13,7 @@ from vllm_lite.tracing.control_page import ControlPage
 from vllm_lite.tracing.reader import RunReader
 from vllm_lite.tracing.records import Bye, Phase, Record, Work
 from vllm_lite.tracing.run_dir import create_run_dir
-from vllm_lite.worker import worker as worker_module
+from vllm_lite.worker import device
 from vllm_lite.worker.worker import CPU_KV_CACHE_BYTES, Worker
 
 TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
@@ -32,7 +32,7 @@ def test_info_is_plain_and_true(tiny_model_path: Path) -> None:
 
 
 def memory(config: VllmConfig, monkeypatch: pytest.MonkeyPatch, free: int) -> int:
-    monkeypatch.setattr(worker_module, "free_memory", lambda device: free)
+    monkeypatch.setattr(device, "free_memory", lambda _: free)
     return Worker(config).determine_available_memory()
 
 

@@ -20,18 +20,8 @@ from vllm_lite.tracing.recorder import Recorder, now_ns
 from vllm_lite.tracing.records import Work
 from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm_lite.wire.step import ModelRunnerOutput, SchedulerOutput
-from vllm_lite.worker import loader
+from vllm_lite.worker import device, loader
 from vllm_lite.worker.cuda_graphs import CudaCapture
-from vllm_lite.worker.device import (
-    collect_garbage,
-    dtype_name,
-    free_memory,
-    give_memory_back,
-    keep_freed_memory,
-    resident_memory,
-    select_device,
-    use_cpu_threads,
-)
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.probe import check_config
 from vllm_lite.worker.profiler import WorkerProfiler
@@ -62,15 +52,15 @@ class Worker:
     def _load(self) -> None:
         config, model_config = self._vllm_config, self._vllm_config.model_config
         assert model_config.max_model_len is not None
-        self._device = select_device(config.device_config.device)
+        self._device = device.select_device(config.device_config.device)
         if self._device.type == "cpu":
-            use_cpu_threads()
-            keep_freed_memory()
+            device.use_cpu_threads()
+            device.keep_freed_memory()
         self._hf_config = loader.read_config(model_config)
         check_config(self._hf_config, model_config.max_model_len)
         self._model: torch.nn.Module | None
         model = self._model = self._load_weights()
-        self._dtype = dtype_name(model.dtype)  # type: ignore[arg-type]
+        self._dtype = device.dtype_name(model.dtype)  # type: ignore[arg-type]
         self._weights_bytes = loader.weights_bytes(model)
         self._runner = ModelRunner(model, config, self._device)
 
@@ -108,16 +98,15 @@ class Worker:
         if self._device.type == "cuda":
             room = self._free_on_gpu(share)
         else:
-            room = min(int(free_memory(self._device) * share), CPU_KV_CACHE_BYTES)
+            room = min(int(device.free_memory(self._device) * share), CPU_KV_CACHE_BYTES)
         assert config.model_config.max_model_len is not None
-        blocks = 1 + config.scheduler_config.max_num_seqs * -(
-            -config.model_config.max_model_len // config.cache_config.block_size
-        )
+        blocks_each = -(-config.model_config.max_model_len // config.cache_config.block_size)
+        blocks = 1 + config.scheduler_config.max_num_seqs * blocks_each
         return min(room, blocks * sum(spec.page_size_bytes for spec in self.get_kv_cache_specs().values()))
 
     def _free_on_gpu(self, share: float) -> int:
         """The share of the whole GPU that may be used, less what is used, what the largest step takes and what graphs keep."""
-        before = free_memory(self._device)
+        before = device.free_memory(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         held = torch.cuda.memory_allocated(self._device)
         self._runner.profile()
@@ -149,13 +138,13 @@ class Worker:
         elif level == 2:
             self._model = None
             self._runner.set_model(None)
-            collect_garbage()
-        give_memory_back(self._device)
+            device.collect_garbage()
+        device.give_memory_back(self._device)
 
     def release_kv_cache_memory(self) -> None:
         """Free the KV cache alone."""
         self._runner.free_kv_cache()
-        give_memory_back(self._device)
+        device.give_memory_back(self._device)
 
     def wake_up(self, tags: list[str]) -> None:
         """Take back what `tags` name: "weights" (from the host, or loaded anew), "kv_cache" (empty).
@@ -178,12 +167,12 @@ class Worker:
 
     def memory_figures(self) -> dict[str, int]:
         """Bytes: `weights` on the device, `kv_cache`, and `process`: allocated on the GPU, or this process' resident memory."""
-        model, device = self._model, self._device
-        there = model is not None and next(model.parameters()).device.type == device.type
+        model, gpu = self._model, self._device.type == "cuda"
+        there = model is not None and next(model.parameters()).device.type == self._device.type
         return {
             "weights": loader.weights_bytes(model) if model is not None and there else 0,
             "kv_cache": self._runner.kv_cache_bytes(),
-            "process": torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_memory(),
+            "process": torch.cuda.memory_allocated(self._device) if gpu else device.resident_memory(),
         }
 
     # ---- steps ---------------------------------------------------------------------------------------------------------------
