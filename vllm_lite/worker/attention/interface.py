@@ -64,6 +64,7 @@ class PagedLayer:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
+        attention_mask: object = None,
         *,
         scaling: float | None = None,
         s_aux: torch.Tensor | None = None,
@@ -75,16 +76,9 @@ class PagedLayer:
         return self.backend.attend(self, query[0], key[0], value[0])[None]
 
 
-def paged_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+def paged_attention(module: torch.nn.Module, *args: Any, **keywords: Any) -> tuple[torch.Tensor, None]:
     """The function transformers calls for each layer: hand over to whatever hangs on the module."""
-    return module.paged(query, key, value, attention_mask=attention_mask, **kwargs), None  # type: ignore[operator]
+    return module.paged(*args, **keywords), None  # type: ignore[operator]
 
 
 # Only the attention registry, not the one for masks: then transformers builds no mask at all.
