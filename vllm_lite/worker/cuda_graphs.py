@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from vllm_lite.exceptions import UnsupportedModelError
-from vllm_lite.worker.attention.metadata import AttentionMetadata
+from vllm_lite.worker.attention.metadata import AttentionMetadata, Ints
 from vllm_lite.worker.input_batch import StepBatch
 
 Run = Callable[[], torch.Tensor]
@@ -59,7 +59,7 @@ class DecodeGraphs:
     def capture(
         self,
         block_size: int,
-        prepare: Callable[[StepBatch, npt.NDArray[np.int64]], tuple[torch.Tensor, ...]],
+        prepare: Callable[[StepBatch, Ints], tuple[torch.Tensor, ...]],
         forward: Callable[..., torch.Tensor],
         capture: Capture,
     ) -> None:

@@ -14,10 +14,8 @@ import numpy.typing as npt
 
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.wire.step import NewRequestData, SchedulerOutput
-from vllm_lite.worker.attention.metadata import AttentionMetadata
+from vllm_lite.worker.attention.metadata import AttentionMetadata, Ints
 from vllm_lite.worker.sampling_columns import SamplingColumns
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from vllm_lite.worker.attention.metadata import Ints
 from vllm_lite.worker.input_batch import InputBatch
 from vllm_lite.worker.sampling_columns import Edits
 from vllm_lite.worker.step_buffer import upload
-
-Ints = npt.NDArray[np.int64]
 
 
 def apply_edits(logits: torch.Tensor, rows: Ints, which: Ints, batch: InputBatch) -> None:

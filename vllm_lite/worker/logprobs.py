@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from vllm_lite.wire.step import LogprobsLists
+from vllm_lite.worker.attention.metadata import Ints
 from vllm_lite.worker.input_batch import InputBatch, StepBatch
 from vllm_lite.worker.sampling_columns import PROMPT_LOGPROBS
 
-Ints = npt.NDArray[np.int64]
 ROWS_AT_ONCE = 256  # a long prompt's logits in float32 would be many times the model
 
 

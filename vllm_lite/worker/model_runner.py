@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from vllm_lite.config import VllmConfig
@@ -21,6 +20,7 @@ from vllm_lite.tracing.recorder import now_ns
 from vllm_lite.wire.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm_lite.wire.step import CachedRequestData, LogprobsLists, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from vllm_lite.worker.attention.interface import PagedLayer
+from vllm_lite.worker.attention.metadata import Ints
 from vllm_lite.worker.attention.selector import select_backend
 from vllm_lite.worker.cuda_graphs import Capture, DecodeGraphs, graph_sizes, pad_decodes
 from vllm_lite.worker.device import dtype_name
@@ -57,7 +57,7 @@ class ComputedStep:
     whose next token is due, then the m prompt tokens of `parts`. `hidden` [T, hidden_size] where a request wants a vector."""
 
     step: StepBatch
-    sampled: npt.NDArray[np.int64]
+    sampled: Ints
     parts: list[PromptPart]
     logits: torch.Tensor
     hidden: torch.Tensor | None
@@ -213,13 +213,13 @@ class ModelRunner:
         vectors = None if computed.hidden is None else self._pooler.collect(computed.hidden, step, batch, errors)
         return ModelRunnerOutput(step.req_ids, answers, logprobs, found, vectors, errors)
 
-    def _graph_size(self, step: StepBatch, rows: npt.NDArray[np.int64]) -> int | None:
+    def _graph_size(self, step: StepBatch, rows: Ints) -> int | None:
         """The captured size for a step of decodes whose last tokens are all that is asked for."""
         count = step.attention.num_reqs
         asked = step.attention.num_decodes == count == len(rows) and step.samples.all()
         return self._graphs.fitting(count) if asked else None
 
-    def _prepare(self, step: StepBatch, rows: npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
+    def _prepare(self, step: StepBatch, rows: Ints) -> tuple[torch.Tensor, ...]:
         """Put a step's numbers on the device; returns what `_run` takes. A model cannot be asked for no logits at all."""
         missing = (1 if self._compiled is None else 2) - len(rows)
         rows = np.concatenate([rows, np.zeros(max(0, missing), np.int64)])
@@ -241,7 +241,7 @@ class ModelRunner:
         return logits
 
     def _logprobs(
-        self, step: StepBatch, sampled: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64], chosen: SamplerOutput
+        self, step: StepBatch, sampled: Ints, token_ids: Ints, chosen: SamplerOutput
     ) -> list[LogprobsLists | None] | None:
         """One entry for each request of the step, None for those that did not ask; None where nobody did."""
         if chosen.logprobs is None:

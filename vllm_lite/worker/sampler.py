@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from vllm_lite.worker.attention.metadata import Ints
 from vllm_lite.worker.input_batch import InputBatch
 from vllm_lite.worker.logit_edits import apply_edits, apply_penalties
 from vllm_lite.worker.sampling_columns import EDITED, FILTERED, LOGPROBS, PENALISED, RANDOM, SamplingColumns
 from vllm_lite.worker.step_buffer import upload
 
 NO_TOKEN = -1  # every logit of the row is -inf, or one is not a number
-Ints = npt.NDArray[np.int64]
 
 
 class SamplerOutput(NamedTuple):

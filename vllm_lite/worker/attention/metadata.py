@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+Ints = npt.NDArray[np.int64]
+
 
 @dataclass(slots=True)
 class AttentionMetadata:
@@ -23,25 +25,23 @@ class AttentionMetadata:
 
     block_size: int
     num_decodes: int
-    query_start_loc: npt.NDArray[np.int64]
-    seq_lens: npt.NDArray[np.int64]
-    block_table: npt.NDArray[np.int64]
-    slot_mapping: npt.NDArray[np.int64]
+    query_start_loc: Ints
+    seq_lens: Ints
+    block_table: Ints
+    slot_mapping: Ints
 
     @property
     def num_reqs(self) -> int:
         """B."""
         return len(self.seq_lens)
 
-    def slots(self, request: int, first: int) -> npt.NDArray[np.int64]:
+    def slots(self, request: int, first: int) -> Ints:
         """Slots of one sequence's tokens from position `first` to its end: int64 [seq_lens[request] - first]."""
         positions = np.arange(first, self.seq_lens[request])
-        blocks: npt.NDArray[np.int64] = self.block_table[request, positions // self.block_size]
+        blocks: Ints = self.block_table[request, positions // self.block_size]
         return np.asarray(blocks * self.block_size + positions % self.block_size)
 
-    def padded_slots(
-        self, requests: npt.NDArray[np.int64], window: int | None, multiple: int = 1
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def padded_slots(self, requests: Ints, window: int | None, multiple: int = 1) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Slots of several sequences, side by side: int64 and bool [len(requests), longest, rounded up to a `multiple`].
 
         With a `window` only each sequence's last `window` tokens count. Where the mask is False there is no token, and the

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 
@@ -19,7 +18,7 @@ from vllm_lite.config import VllmConfig
 from vllm_lite.wire.kv_cache_interface import FullAttentionSpec
 from vllm_lite.worker.attention import triton_kernels
 from vllm_lite.worker.attention.interface import AttentionBackend, PagedLayer
-from vllm_lite.worker.attention.metadata import AttentionMetadata
+from vllm_lite.worker.attention.metadata import AttentionMetadata, Ints
 from vllm_lite.worker.probe import AttentionCall
 from vllm_lite.worker.step_buffer import StepBuffer
 
@@ -117,7 +116,7 @@ class TritonBackend(AttentionBackend):
         return out
 
 
-def list_work(metadata: AttentionMetadata, queries: int) -> npt.NDArray[np.int64]:
+def list_work(metadata: AttentionMetadata, queries: int) -> Ints:
     """int64 [items, 4]: up to `queries` tokens of one sequence each, decodes first; see `triton_kernels.attend`."""
     counts = np.diff(metadata.query_start_loc)
     items = -(-counts // queries)
