@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -44,22 +45,16 @@ def _header_parsed_once(gguf_file: Path, on_tensor: Callable[[int], None]) -> It
     tokenizer and tensor, which is half of the time; it looks these functions up in `gguf` whenever it needs one."""
     import gguf
 
-    names = ("GGUFReader", "get_tensor_name_map", "dequantize")
-    originals = {name: getattr(gguf, name) for name in names}
-    gguf.GGUFReader = functools.lru_cache(gguf.GGUFReader)
-    gguf.get_tensor_name_map = functools.lru_cache(gguf.get_tensor_name_map)
-    total = len(gguf.GGUFReader(str(gguf_file)).tensors)
+    reader, unpack = functools.lru_cache(gguf.GGUFReader), gguf.dequantize
+    total = len(reader(str(gguf_file)).tensors)
 
     def dequantize(data: Any, kind: Any) -> Any:
         on_tensor(total)
-        return originals["dequantize"](data, kind)
+        return unpack(data, kind)
 
-    gguf.dequantize = dequantize
-    try:
+    names = functools.lru_cache(gguf.get_tensor_name_map)
+    with mock.patch.multiple(gguf, GGUFReader=reader, get_tensor_name_map=names, dequantize=dequantize):
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(gguf, name, original)
 
 
 def _write(gguf_file: Path, folder: Path) -> None:
@@ -84,12 +79,9 @@ def main(arguments: list[str] | None = None) -> int:
     name = options.gguf_file.name
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"reading {name}", total=None)  # the header alone takes seconds
-
-        def unpacked(total: int) -> None:
-            progress.update(task, description=f"unpacking {name}", total=total, advance=1)
-
+        unpacked = functools.partial(progress.update, task, description=f"unpacking {name}", advance=1)
         try:
-            convert(options.gguf_file, options.out_folder, unpacked)
+            convert(options.gguf_file, options.out_folder, lambda total: unpacked(total=total))
         except Exception as error:  # whatever the readers of a damaged or unknown file may raise
             console.print(f"{options.gguf_file} cannot be converted: {type(error).__name__}: {error}", soft_wrap=True)
             return 1

@@ -94,15 +94,9 @@ class ModelRunner:
 
     def kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
         """Each attention layer's cache, by module name."""
+        block_size, dtype = self._block_size, dtype_name(self._model.dtype)
         return {
-            name: FullAttentionSpec(
-                self._block_size,
-                call.num_kv_heads,
-                call.head_size,
-                call.head_size_v,
-                dtype_name(self._model.dtype),
-                call.sliding_window,
-            )
+            name: FullAttentionSpec(block_size, call.num_kv_heads, call.head_size, call.head_size_v, dtype, call.sliding_window)
             for name, call in self._calls.items()
         }
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import logging
 import os
+import pkgutil
 import signal
 import threading
 import time
@@ -49,8 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     replies = MessageQueue.open(args.replies, None)
     gc.disable()  # what start-up makes stays, so looking for garbage in it would be time lost
     threading.Thread(target=_watch_executor, args=(args.death_fd, calls), name="watch", daemon=True).start()
-    server = WorkerServer(args.rank, calls, replies)
-    return server.run()
+    return WorkerServer(args.rank, calls, replies).run()
 
 
 def _watch_executor(death_fd: int, calls: MessageQueue) -> None:
@@ -92,11 +91,8 @@ class WorkerServer:
     def _serve(self, worker: Any, call: WorkerCall) -> None:
         """Run one call. Where it fails the executor decides what that means, if it waits for this worker's answer at all."""
         reply = WorkerReply(call.call_id)
-        args = call.args
-        if call.scheduler_output is not None:
-            args = [call.scheduler_output]
-        elif call.kv_cache_config is not None:
-            args = [call.kv_cache_config]
+        typed = call.scheduler_output or call.kv_cache_config
+        args = call.args if typed is None else [typed]
         try:
             result = getattr(worker, call.method)(*args, **call.kwargs)
             if isinstance(result, ModelRunnerOutput):
@@ -123,8 +119,7 @@ class WorkerServer:
 
 def worker_class(vllm_config: VllmConfig) -> Any:
     """The class that `additional_config["worker_cls"]` names by its full path, else the model's worker."""
-    module, _, name = str(vllm_config.additional_config.get("worker_cls", DEFAULT_WORKER)).rpartition(".")
-    return getattr(importlib.import_module(module), name)
+    return pkgutil.resolve_name(vllm_config.additional_config.get("worker_cls", DEFAULT_WORKER))
 
 
 if __name__ == "__main__":

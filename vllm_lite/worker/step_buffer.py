@@ -55,9 +55,7 @@ class StepBuffer:
     def views(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
         """`upload`, and each array as a tensor of its shape on the device, good until the next upload."""
         offsets = self.upload(*arrays)
-        return [
-            self.tensor[offset : offset + array.size].view(array.shape) for offset, array in zip(offsets, arrays, strict=True)
-        ]
+        return [self.tensor[at : at + array.size].view(array.shape) for at, array in zip(offsets, arrays, strict=True)]
 
 
 def upload(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:

@@ -51,18 +51,17 @@ class Follower:
         self.reader.look_alive()
         yield from self._life(now, final)
         for span_id, call in list(assembler.calls.items()):
-            if self._due(call, call.call is not None and call.serve is not None, now) or final:
+            if self._due(call, True, lambda call: call.call is not None and call.serve is not None, now) or final:
                 yield self._built(call_spans, call)
                 del assembler.calls[span_id]
         for request in list(assembler.requests.values()):
-            if request.close is None and not final:
-                self._born.setdefault(request, self.polls)
-                request.cut(STEP_ENDS)
-            elif self._due(request, _request_whole(request), now) or final:
+            if self._due(request, request.close is not None, _is_whole, now) or final:
                 yield self._built(request_spans, request)
                 assembler.forget_request(request)
+            elif request.close is None:
+                request.cut(STEP_ENDS)
         for step in list(assembler.steps.values()):
-            if self._due(step, _step_whole(step), now) or final:
+            if self._due(step, step.update is not None, _all_sorted, now) or final:
                 yield self._built(step_spans, step)
                 assembler.forget_step(step)
         assembler.bags = [bag for bag in assembler.bags if bag.step is None and bag.sort.trace is not None][-EARLY:]
@@ -88,10 +87,11 @@ class Follower:
         """The poll that found the oldest thing still here; records read before it are no longer needed."""
         return min(self._born.values(), default=self.polls + 1)
 
-    def _due(self, journey: Journey, whole: bool | None, now: float) -> bool:
-        """Whether it has settled. `whole` is None for what has not ended, False where a part of it is not there yet."""
+    def _due(self, journey: Journey, over: bool, whole: Callable[[Journey], bool], now: float) -> bool:
+        """Whether it is over and has settled; longer where a part of it is not there yet."""
         self._born.setdefault(journey, self.polls)
-        return whole is not None and now - self._ended.setdefault(journey, now) >= (SETTLE_S if whole else PATIENCE_S)
+        waited = now - self._ended.setdefault(journey, now) if over else 0.0
+        return waited >= SETTLE_S and (waited >= PATIENCE_S or whole(journey))
 
     def _built(self, build: Callable[[Journey], list[Span]], journey: Journey) -> list[Span]:
         """Its spans; none for one that cannot be told, which must not stop the others."""
@@ -114,10 +114,8 @@ class Follower:
             assembler.phases, assembler.deaths, self._num_phases = [], [], 0
 
 
-def _request_whole(request: RequestJourney) -> bool | None:
+def _is_whole(request: RequestJourney) -> bool:
     """Every post led to a stay that is over, every abort was received, or nobody is left to do it."""
-    if request.close is None:
-        return None
     ids = {internal_id for abort in request.aborts for internal_id in abort.internal_ids}
     received = {internal_id for _, receipt in request.abort_receipts for internal_id in receipt.internal_ids}
     over = [stay for stay in request.stays if stay.t_end is not None or stay.process.died]
@@ -125,9 +123,7 @@ def _request_whole(request: RequestJourney) -> bool | None:
     return len(over) == len(request.posts) and (died or received.issuperset(ids))
 
 
-def _step_whole(step: StepJourney) -> bool | None:
+def _all_sorted(step: StepJourney) -> bool:
     """As many bags were sent as the step made, and all of them were sorted."""
-    if step.update is None:
-        return None
-    made = step.update.num_bags if step.update.num_bags >= 0 else len(step.sends)
+    made = step.update.num_bags if step.update is not None and step.update.num_bags >= 0 else len(step.sends)
     return len(step.sends) == made <= len(step.bags)

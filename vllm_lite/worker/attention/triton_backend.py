@@ -8,6 +8,7 @@ Mirrors: vllm/v1/attention/backends/triton_attn.py
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -45,11 +46,6 @@ def choose_tiling(queries: int, group: int, width: int, itemsize: int) -> Tiling
     return Tiling(rows, keys, warps=8 if rows >= 128 else 4, stages=5 if rows < 64 else 3)
 
 
-def most_rows(width: int, itemsize: int) -> int:
-    """Rows of a chunk's program: as many as its registers hold beside a result of `width` columns."""
-    return 128 if width <= 128 and itemsize == 2 else 64 if itemsize == 2 else 32
-
-
 def choose_splits(num_decodes: int, kv_heads: int, programs: int) -> int:
     """Shares that each decode's keys are cut into, a power of two, so that few decodes still make about `programs` programs."""
     wanted = min(programs // (max(num_decodes, 1) * kv_heads), MOST_SPLITS)
@@ -80,12 +76,9 @@ class TritonBackend(AttentionBackend):
 
     def allocate(self, spec: FullAttentionSpec, num_blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Two zeroed tensors, [num_blocks * block_size, Hkv, D] and [..., Dv]."""
-        slots = num_blocks * spec.block_size
-        keys, values = (
-            torch.zeros(slots, spec.num_kv_heads, width, dtype=self._dtype, device=self._device)
-            for width in (spec.head_size, spec.head_size_v)
-        )
-        return keys, values
+        zeros = partial(torch.zeros, dtype=self._dtype, device=self._device)
+        slots, heads = num_blocks * spec.block_size, spec.num_kv_heads
+        return zeros(slots, heads, spec.head_size), zeros(slots, heads, spec.head_size_v)
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         """Send the list of work, the slots to write and the block table to the device, in one copy."""
@@ -154,7 +147,8 @@ def paged_attention(  # noqa: PLR0917  (torch wants the tensors of an op by posi
     work, slots, table, num_items, num_decodes, queries = plan.tolist()
     query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
     (heads, num_tokens, width), (kv_heads, _, value_width) = query.shape, value.shape
-    widths = {"WIDTH_PADDED": triton.next_power_of_2(width), "VALUE_PADDED": triton.next_power_of_2(value_width)}
+    sizes = {"KV_HEADS": kv_heads, "WIDTH": width, "VALUE_WIDTH": value_width}
+    sizes |= {"WIDTH_PADDED": triton.next_power_of_2(width), "VALUE_PADDED": triton.next_power_of_2(value_width)}
     triton_kernels.store_kv[(num_tokens,)](
         key_cache,
         value_cache,
@@ -163,16 +157,13 @@ def paged_attention(  # noqa: PLR0917  (torch wants the tensors of an op by posi
         step[slots:],
         *key.stride()[:2],
         *value.stride()[:2],
-        KV_HEADS=kv_heads,
-        WIDTH=width,
-        VALUE_WIDTH=value_width,
         HEADS_PADDED=triton.next_power_of_2(kv_heads),
-        **widths,
+        **sizes,
         enable_fp_fusion=True,
     )
     out = query.new_empty(num_tokens, heads, value_width)
     splits = choose_splits(num_decodes, kv_heads, programs)
-    partial_sums = workspace[num_decodes * heads * splits * widths["VALUE_PADDED"] :]
+    partial_sums = workspace[num_decodes * heads * splits * sizes["VALUE_PADDED"] :]
     tiling = choose_tiling(queries, heads // kv_heads, max(width, value_width), query.dtype.itemsize)
     triton_kernels.attend[(num_items, kv_heads, splits)](
         out,
@@ -190,10 +181,7 @@ def paged_attention(  # noqa: PLR0917  (torch wants the tensors of an op by posi
         splits,
         *query.stride()[:2],
         HEADS=heads,
-        KV_HEADS=kv_heads,
-        WIDTH=width,
-        VALUE_WIDTH=value_width,
-        **widths,
+        **sizes,
         BLOCK_SIZE=block_size,
         WINDOW=window,
         HAS_CAP=softcap > 0,
@@ -213,7 +201,7 @@ def paged_attention(  # noqa: PLR0917  (torch wants the tensors of an op by posi
             splits,
             HEADS=heads,
             VALUE_WIDTH=value_width,
-            VALUE_PADDED=widths["VALUE_PADDED"],
+            VALUE_PADDED=sizes["VALUE_PADDED"],
             MOST_SPLITS=MOST_SPLITS,
             enable_fp_fusion=True,
         )
@@ -229,8 +217,10 @@ torch.library.register_fake("vllm_lite::paged_attention", _shape_alone)
 
 
 def _chunk_queries(call: AttentionCall, itemsize: int) -> int:
-    """Queries of a chunk that one program of this layer takes."""
-    return max(1, most_rows(max(call.head_size, call.head_size_v), itemsize) // (call.num_heads // call.num_kv_heads))
+    """Queries of a chunk that one program of this layer takes: as many as its registers hold beside their results."""
+    width = max(call.head_size, call.head_size_v)
+    rows = 128 if width <= 128 and itemsize == 2 else 64 if itemsize == 2 else 32
+    return max(1, rows // (call.num_heads // call.num_kv_heads))
 
 
 def _workspace_floats(call: AttentionCall, max_num_seqs: int, programs: int) -> int:
