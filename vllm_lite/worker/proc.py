@@ -28,7 +28,7 @@ from vllm_lite.wire.step import ModelRunnerOutput, WorkerCall, WorkerReply
 logger = logging.getLogger(__name__)
 
 ORPHAN_GRACE_S = 2.0
-DEFAULT_WORKER = "vllm_lite.worker.worker.Worker"
+DEFAULT_WORKER = "vllm_lite.worker.worker.Worker"  # unless additional_config["worker_cls"] names another by its full path
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -71,7 +71,8 @@ class WorkerServer:
         """The exit code: 0 after an orderly end, 1 where the worker could not be built."""
         try:
             config = msgspec.msgpack.decode(self._calls.dequeue()[0], type=VllmConfig)
-            worker = worker_class(config)(config, rank=self._rank)
+            worker_class = pkgutil.resolve_name(config.additional_config.get("worker_cls", DEFAULT_WORKER))
+            worker = worker_class(config, rank=self._rank)
         except Exception as error:
             if not isinstance(error, VLLMClientError):  # what the user asked for is answered by the sentence alone
                 logger.exception("the worker cannot start")
@@ -115,11 +116,6 @@ class WorkerServer:
         except TypeError as error:
             frames = self._encoder.encode(WorkerReply(reply.call_id, "TypeError", f"the result cannot be sent: {error}"))
         self._replies.enqueue(frames)
-
-
-def worker_class(vllm_config: VllmConfig) -> Any:
-    """The class that `additional_config["worker_cls"]` names by its full path, else the model's worker."""
-    return pkgutil.resolve_name(vllm_config.additional_config.get("worker_cls", DEFAULT_WORKER))
 
 
 if __name__ == "__main__":
