@@ -79,9 +79,12 @@ def main(arguments: list[str] | None = None) -> int:
     name = options.gguf_file.name
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"reading {name}", total=None)  # the header alone takes seconds
-        unpacked = functools.partial(progress.update, task, description=f"unpacking {name}", advance=1)
+
+        def unpacked(total: int) -> None:
+            progress.update(task, description=f"unpacking {name}", total=total, advance=1)
+
         try:
-            convert(options.gguf_file, options.out_folder, lambda total: unpacked(total=total))
+            convert(options.gguf_file, options.out_folder, unpacked)
         except Exception as error:  # whatever the readers of a damaged or unknown file may raise
             console.print(f"{options.gguf_file} cannot be converted: {type(error).__name__}: {error}", soft_wrap=True)
             return 1
