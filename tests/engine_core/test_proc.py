@@ -91,6 +91,21 @@ def test_ping_is_answered_while_a_step_runs() -> None:
         core.stop()
 
 
+def test_a_burst_that_wakes_the_core_shares_its_first_step() -> None:
+    with CoreProcess(toy_config(toy_step_time=1.5)) as core:
+        core.start()
+        core.add("before", PROMPT, SamplingParams(max_tokens=1))  # the core learns how long a step takes
+        core.answers("before")
+        core.add("first", PROMPT, SamplingParams(max_tokens=1))
+        core.send(EngineCoreRequestType.PING, [0, 41])
+        while core.bag().pong != 41:  # the first one lies in the core's queue
+            pass
+        for name in ("second", "third"):
+            core.add(name, PROMPT, SamplingParams(max_tokens=1))
+        assert [row.request_id for row in core.bag().outputs] == ["first", "second", "third"]
+        core.stop()
+
+
 def test_an_aborted_request_is_not_heard_of_again() -> None:
     with CoreProcess(toy_config(toy_step_time=0.01)) as core:
         core.start()

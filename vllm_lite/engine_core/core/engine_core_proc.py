@@ -7,7 +7,10 @@ Mirrors: vllm/v1/engine/core.py (EngineCoreProc)
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
+import time
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
@@ -61,6 +64,8 @@ UTILITY_METHODS = frozenset(
         "wake_up",
     }
 )
+# Parts of a step: how long an engine that slept waits for one more request, and for all of them.
+NEXT_COMPANY, MOST_COMPANY = 1 / 30, 1 / 4
 
 
 class EngineCoreProc(EngineCore):
@@ -80,6 +85,7 @@ class EngineCoreProc(EngineCore):
         self.engine_index = engine_index
         self.input_queue: SimpleQueue[tuple[EngineCoreRequestType, Any]] = SimpleQueue()
         self.output_queue: SimpleQueue[OutputItem | bytes | None] = SimpleQueue()
+        self._last_step_s = 0.0
         self._shutdown_requested = False
         self._t_shutdown = 0
         self._ctx = ctx
@@ -124,15 +130,29 @@ class EngineCoreProc(EngineCore):
 
     def _process_input_queue(self) -> None:
         """Handle what has arrived; with nothing to schedule, sleep until something does."""
+        idle = not self.has_work()
         while not self.has_work() and not self._shutdown_requested:
             if self.input_queue.empty():
                 self._process_aborts_queue()  # all of them came through the input queue too; let none wait for the next step
             self._handle_client_request(*self.input_queue.get())
+        if idle:
+            self._await_company()
         while not self.input_queue.empty():
             self._handle_client_request(*self.input_queue.get())
 
+    def _await_company(self) -> None:
+        """Requests come in bursts: the first one of them would have a step to itself, and all others would wait for its end. So
+        after a sleep the next step waits for a small part of what the last one took, as long as more keep coming."""
+        deadline = time.monotonic() + self._last_step_s * MOST_COMPANY
+        with contextlib.suppress(queue.Empty):
+            while time.monotonic() < deadline:
+                self._handle_client_request(*self.input_queue.get(timeout=self._last_step_s * NEXT_COMPANY))
+
     def _process_engine_step(self) -> None:
+        t0 = time.monotonic()
         bags = self.step()
+        if any(outputs.outputs for outputs in bags.values()):
+            self._last_step_s = time.monotonic() - t0
         parent_span_id = self.step_tracer.step_span_id
         t_queued = now_ns() if parent_span_id is not None else 0
         for client_index, outputs in bags.items():
