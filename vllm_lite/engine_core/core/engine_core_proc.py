@@ -66,6 +66,7 @@ UTILITY_METHODS = frozenset(
 )
 # Parts of a step: how long an engine that slept waits for one more request, and for all of them.
 NEXT_COMPANY, MOST_COMPANY = 1 / 30, 1 / 4
+NEXT_COMPANY_S = 0.02  # at most
 
 
 class EngineCoreProc(EngineCore):
@@ -144,9 +145,10 @@ class EngineCoreProc(EngineCore):
         """Requests come in bursts: the first one of them would have a step to itself, and all others would wait for its end. So
         after a sleep the next step waits for a small part of what the last one took, as long as more keep coming."""
         deadline = time.monotonic() + self._last_step_s * MOST_COMPANY
+        patience = min(self._last_step_s * NEXT_COMPANY, NEXT_COMPANY_S)
         with contextlib.suppress(queue.Empty):
             while time.monotonic() < deadline:
-                self._handle_client_request(*self.input_queue.get(timeout=self._last_step_s * NEXT_COMPANY))
+                self._handle_client_request(*self.input_queue.get(timeout=patience))
 
     def _process_engine_step(self) -> None:
         t0 = time.monotonic()
