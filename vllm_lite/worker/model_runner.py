@@ -26,7 +26,7 @@ from vllm_lite.worker.cuda_graphs import Capture, DecodeGraphs, graph_sizes, pad
 from vllm_lite.worker.device import dtype_name
 from vllm_lite.worker.input_batch import InputBatch, StepBatch
 from vllm_lite.worker.logprobs import PromptPart, gather_logprobs, prompt_logprobs, prompt_parts, row_of
-from vllm_lite.worker.pooler import Pooler, hidden_states_kept
+from vllm_lite.worker.pooler import Pooler
 from vllm_lite.worker.probe import attention_noted, probe_model
 from vllm_lite.worker.sampler import NO_TOKEN, SamplerOutput, sample
 from vllm_lite.worker.step_buffer import StepBuffer
@@ -172,7 +172,8 @@ class ModelRunner:
             clock.events[0].record()
         hidden = None
         if not self._batch.pooling.keys().isdisjoint(step.rows.tolist()):
-            with hidden_states_kept(self._model) as kept:
+            kept: list[torch.Tensor] = []  # as they go into the output projection
+            with self._model.get_decoder().register_forward_hook(lambda _, __, out: kept.append(out.last_hidden_state)):
                 logits = self._forward(*inputs)
             hidden = kept[0][0]
         else:

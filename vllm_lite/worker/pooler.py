@@ -6,10 +6,6 @@ Mirrors: vllm/model_executor/layers/pooler/
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -19,18 +15,6 @@ from vllm_lite.worker.input_batch import InputBatch, StepBatch
 
 NOT_FINITE_MESSAGE = "no vector can be made: a hidden state is infinite or not a number"
 Vector = npt.NDArray[np.float32]
-
-
-@contextlib.contextmanager
-def hidden_states_kept(model: Any) -> Iterator[list[torch.Tensor]]:
-    """Within this context the model's last hidden states [1, T, hidden_size], as they go into the output projection, are added
-    to the list by each forward pass."""
-    kept: list[torch.Tensor] = []
-    handle = model.get_decoder().register_forward_hook(lambda module, args, output: kept.append(output.last_hidden_state))
-    try:
-        yield kept
-    finally:
-        handle.remove()
 
 
 class Pooler:
@@ -44,21 +28,20 @@ class Pooler:
         complete, else None. A request whose vector holds no numbers is put into `errors`."""
         vectors: list[Vector | None] = [None] * len(step.req_ids)
         starts = step.attention.query_start_loc
-        for index, row in enumerate(step.rows.tolist()):
+        for index, (req_id, row) in enumerate(zip(step.req_ids, step.rows.tolist(), strict=True)):
             params = batch.pooling.get(row)
             if params is None:
                 continue
-            done = bool(step.attention.seq_lens[index] >= batch.num_tokens[row])
             if step.first_positions[index] == 0:
-                self._partial.pop(step.req_ids[index], None)  # a preempted request begins again
-            state = self._take(step.req_ids[index], params, hidden[starts[index] : starts[index + 1]].float())
-            if done:
-                self._partial.pop(step.req_ids[index], None)
+                self._partial.pop(req_id, None)  # a preempted request begins again
+            state = self._take(req_id, params, hidden[starts[index] : starts[index + 1]].float())
+            if step.attention.seq_lens[index] >= batch.num_tokens[row]:
+                self._partial.pop(req_id, None)
                 vector = state / batch.num_tokens[row] if params.pooling_type == "mean" else state
                 vector = torch.nn.functional.normalize(vector, dim=0) if params.normalize else vector
                 vectors[index] = vector.cpu().numpy()
                 if not vector.isfinite().all():
-                    errors[step.req_ids[index]] = NOT_FINITE_MESSAGE
+                    errors[req_id] = NOT_FINITE_MESSAGE
         return vectors
 
     def _take(self, req_id: str, params: PoolingParams, states: torch.Tensor) -> torch.Tensor:
