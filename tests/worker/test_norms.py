@@ -26,7 +26,7 @@ def replaced(kind: type[torch.nn.Module], dtype: torch.dtype, eps: float = 1e-5)
     with torch.no_grad():
         norm.weight.normal_(generator=torch.Generator().manual_seed(1))
     model = torch.nn.Sequential(norm.to(dtype))
-    assert replace_norms(model) == (model[0] is not norm)
+    replace_norms(model)
     return norm, model[0]
 
 
@@ -82,4 +82,6 @@ class GatedRMSNorm(LlamaRMSNorm):
 
 def test_norms_of_another_form_are_left_alone() -> None:
     strange = [torch.nn.RMSNorm(WIDTH), torch.nn.RMSNorm(WIDTH, elementwise_affine=False), GatedRMSNorm(WIDTH)]
-    assert replace_norms(torch.nn.ModuleList(strange)) == 0
+    model = torch.nn.ModuleList(strange)
+    replace_norms(model)
+    assert list(model) == strange

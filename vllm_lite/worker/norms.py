@@ -36,16 +36,13 @@ class RowNorm(torch.nn.Module):
 
 
 @torch.inference_mode()
-def replace_norms(model: torch.nn.Module) -> int:
-    """Put a RowNorm in the place of every RMSNorm of `model` that it agrees with on random numbers; returns how many."""
-    count = 0
+def replace_norms(model: torch.nn.Module) -> None:
+    """Put a RowNorm in the place of every RMSNorm of `model` that it agrees with on random numbers."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             candidate = _candidate(child) if type(child).__name__.endswith("RMSNorm") else None
             if candidate is not None and _agree(child, candidate):
                 setattr(parent, name, candidate)
-                count += 1
-    return count
 
 
 def _candidate(norm: torch.nn.Module) -> RowNorm | None:
