@@ -34,9 +34,8 @@ def select_device(name: str) -> torch.device:
 def select_dtype(name: str, checkpoint_dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
     """The dtype to compute in. "auto" is the checkpoint's own, but float32 on a CPU that would only emulate it."""
     if name != "auto":
-        dtype = getattr(torch, name)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
+        named: torch.dtype = getattr(torch, name)
+        return named
     dtype = checkpoint_dtype or torch.float32
     if device.type == "cpu" and dtype.itemsize == 2 and not (dtype == torch.bfloat16 and bfloat16_is_native()):
         return torch.float32

@@ -83,8 +83,7 @@ class InputBatch:
         rows = np.fromiter((self._row_of[req_id] for req_id in req_ids), np.int64, len(req_ids))
         first = self._num_computed[rows]
         ends = first + counts
-        starts = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(counts, out=starts[1:])
+        starts = np.concatenate([[0], counts.cumsum()])
         positions = np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
         row_of_token = np.repeat(rows, counts)
         blocks = self._block_table[row_of_token, positions // self._block_size]

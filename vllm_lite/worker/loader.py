@@ -98,8 +98,7 @@ def _random_model(seed: int, device: torch.device, options: dict[str, Any]) -> t
 def _check_folder(folder: Path) -> None:
     if any(folder.glob("*.safetensors")):
         return
-    gguf = next(folder.glob("*.gguf"), None)
-    if gguf is not None:
+    if gguf := next(folder.glob("*.gguf"), None):
         raise UnsupportedModelError(
             f"{folder} holds GGUF weights: convert them once with "
             f"'{Path(sys.executable).name} -m vllm_lite.worker.convert_gguf {gguf} OUT_FOLDER' and give --model OUT_FOLDER"

@@ -71,8 +71,7 @@ class Worker:
         return model
 
     def get_info(self) -> dict[str, Any]:
-        """What only the worker knows: `dtype`, `device`, `attention_backend`, `weights_bytes`, `load_seconds`,
-        `supported_tasks`."""
+        """What only the worker knows."""
         return {
             "dtype": self._dtype,
             "device": self._device.type,
