@@ -88,9 +88,8 @@ class PrepackedLinear(torch.nn.Module):
         return self._product.part(x, self._index)
 
 
-def prepack_linears(model: torch.nn.Module, *, compiled: bool = False) -> int:
-    """Replace every plain Linear of `model` that can be packed; returns how many. MKL's products would be `compiled` anew for
-    each number of rows.
+def prepack_linears(model: torch.nn.Module, *, compiled: bool = False) -> None:
+    """Replace every plain Linear of `model` that can be packed. MKL's products would be `compiled` anew for each number of rows.
 
     A weight that is shared (a tied output projection) is packed as a copy; the others free their original. Subclasses of Linear
     may compute something else and are left alone.
@@ -100,7 +99,6 @@ def prepack_linears(model: torch.nn.Module, *, compiled: bool = False) -> int:
         packs[torch.float32] = pack_for_mkl if mkl_is_quicker() and not compiled else pack_for_onednn
         if bfloat16_is_native():
             packs[torch.bfloat16] = pack_for_onednn
-    count = 0
     for parent in list(model.modules()):
         linears = {
             name: child
@@ -111,8 +109,6 @@ def prepack_linears(model: torch.nn.Module, *, compiled: bool = False) -> int:
             product = PackedProduct([linears[name] for name in names], packs[linears[names[0]].weight.dtype])
             for index, name in enumerate(names):
                 setattr(parent, name, PrepackedLinear(linears[name], product, index))
-        count += len(linears)
-    return count
 
 
 def _groups(linears: dict[str, torch.nn.Linear]) -> list[tuple[str, ...]]:
