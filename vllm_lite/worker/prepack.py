@@ -89,7 +89,7 @@ class PrepackedLinear(torch.nn.Module):
 
 
 def prepack_linears(model: torch.nn.Module, *, compiled: bool = False) -> None:
-    """Replace every plain Linear of `model` that can be packed. MKL's products would be `compiled` anew for each number of rows.
+    """Replace every plain Linear of `model` that can be packed. MKL's products would be compiled anew for each number of rows.
 
     A weight that is shared (a tied output projection) is packed as a copy; the others free their original. Subclasses of Linear
     may compute something else and are left alone.
