@@ -62,12 +62,11 @@ class InputBatch:
         for req_id in plan.preempted_req_ids:
             self._remove(req_id)
         cached = plan.scheduled_cached_reqs
-        if cached.req_ids:
-            rows = [self._row_of[req_id] for req_id in cached.req_ids]
-            self._num_computed[rows] = cached.num_computed_tokens
-            for row, new_blocks in zip(rows, cached.new_block_ids, strict=True):
-                if new_blocks is not None:
-                    self._append_blocks(row, new_blocks[0])
+        rows = [self._row_of[req_id] for req_id in cached.req_ids]
+        self._num_computed[rows] = cached.num_computed_tokens
+        for row, new_blocks in zip(rows, cached.new_block_ids, strict=True):
+            if new_blocks is not None:
+                self._append_blocks(row, new_blocks[0])
         for new in plan.scheduled_new_reqs:
             self._add(new)
 
