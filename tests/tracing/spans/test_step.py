@@ -71,6 +71,24 @@ def test_two_samples_of_one_request_are_one_link() -> None:
     assert [link.attributes["vllm_lite.num_tokens"] for link in step_spans(step)[0].links] == [11]
 
 
+def test_a_link_that_was_made_before_the_front_ends_records_came_is_made_again() -> None:
+    front, core = make.front(), make.core()
+    assembler = make.assemble(
+        (core, make.receive(req=1, internal_id="1_0")),
+        (core, make.receive(req=2, internal_id="1_1")),
+        (core, make.schedule(0, 50, {1: 5, 2: 5})),
+        (core, make.schedule(1, 60, {1: 5, 2: 5})),
+    )
+    first, second = assembler.steps.values()
+    assert [link.span_id for link in step_spans(first)[0].links] == [f"d{1:015x}", f"d{2:015x}"]
+    assembler.feed(front, make.accept())
+    assembler.feed(front, make.post())
+    assert [link.span_id for link in step_spans(second)[0].links] == [f"{1:016x}", f"d{2:015x}"]
+    assembler.feed(front, make.post(sample=1))
+    links = step_spans(second)[0].links
+    assert links == [Link(make.TRACE, f"{1:016x}", {"vllm_lite.request.id": "r1", "vllm_lite.num_tokens": 10})]
+
+
 def test_without_the_front_ends_spool_a_step_links_to_the_stay() -> None:
     core = make.core()
     step = make.step((core, make.receive()), (core, make.schedule(0, 50, {1: 5, 2: 5})))

@@ -160,7 +160,9 @@ def _attributes(field: int, attributes: Mapping[str, AttributeValue]) -> bytes:
             if type(value) is str or type(value) is int  # True is another 1
             else _double(field, name) + _DOUBLE.pack(value)
             if isinstance(value, float)  # a time mostly, seldom the same twice
-            else _odd(field, name, value if isinstance(value, (str, int)) else tuple(value))
+            else _odd(field, name, value)
+            if isinstance(value, (str, int))
+            else _pair(field, name, value)  # [True] is another [1]
             for name, value in attributes.items()
         ]
     )

@@ -278,6 +278,8 @@ class Assembler:
 def _join(stay: Stay, request: RequestJourney, post: rec.Post) -> None:
     stay.request, stay.post = request, post
     request.stays.append(stay)
+    for known in request.stays:
+        known.links.clear()  # those made before name the stay, or one sample alone
 
 
 def _opened(step: StepJourney, bag: Bag) -> None:
