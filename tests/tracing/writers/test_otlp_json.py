@@ -130,6 +130,24 @@ def test_a_line_that_is_something_else_is_named(tmp_path: Path, line: str) -> No
         list(read_otlp_json(tmp_path / "f.jsonl"))
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"traceId": "ab"}, "'ab' is no id of 32 hex digits"),
+        ({"spanId": "b" * 18}, "is no id of 16 hex digits"),
+        ({"parentSpanId": "abcd"}, "'abcd' is no id of 16 hex digits"),
+        ({"links": [{"traceId": "c" * 32, "spanId": ""}]}, "'' is no id of 16 hex digits"),
+        ({"startTimeUnixNano": "-1"}, "'-1' is no time in nanoseconds since 1970"),
+        ({"events": [{"name": "e", "timeUnixNano": str(1 << 64)}]}, "is no time in nanoseconds since 1970"),
+    ],
+)
+def test_what_cannot_be_sent_is_told_when_it_is_read(tmp_path: Path, fields: dict[str, Any], told: str) -> None:
+    span = {"traceId": "a" * 32, "spanId": "b" * 16, "name": "x", "startTimeUnixNano": "1", "endTimeUnixNano": 2, **fields}
+    (tmp_path / "f.jsonl").write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}))
+    with pytest.raises(ValueError, match=f"line 1, is no OTLP request: .*{told}"):
+        list(read_otlp_json(tmp_path / "f.jsonl"))
+
+
 def test_a_compressed_file_that_was_cut_short_is_told(canned: Run, tmp_path: Path) -> None:
     path = tmp_path / "f.jsonl.gz"
     write_otlp_json(run_spans(canned), path, {})

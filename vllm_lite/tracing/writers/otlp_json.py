@@ -131,16 +131,16 @@ def _read_span(process: Process, fields: Json) -> Span:
     status = fields.get("status", {})
     return Span(
         process,
-        fields["traceId"],
-        fields["spanId"],
-        fields.get("parentSpanId") or None,
+        _id(fields["traceId"], 32),
+        _id(fields["spanId"], 16),
+        _id(fields["parentSpanId"], 16) if fields.get("parentSpanId") else None,
         fields["name"],
         Kind(fields.get("kind", 1)),
-        int(fields["startTimeUnixNano"]),
-        int(fields["endTimeUnixNano"]),
+        _time(fields["startTimeUnixNano"]),
+        _time(fields["endTimeUnixNano"]),
         _mapping(fields.get("attributes", ())),
-        [Event(e["name"], int(e["timeUnixNano"]), _mapping(e.get("attributes", ()))) for e in fields.get("events", ())],
-        [Link(k["traceId"], k["spanId"], _mapping(k.get("attributes", ()))) for k in fields.get("links", ())],
+        [Event(e["name"], _time(e["timeUnixNano"]), _mapping(e.get("attributes", ()))) for e in fields.get("events", ())],
+        [Link(_id(k["traceId"], 32), _id(k["spanId"], 16), _mapping(k.get("attributes", ()))) for k in fields.get("links", ())],
         status.get("message", "") if status.get("code") == _ERROR else None,
         fields.get("traceState"),
         bool(fields.get("flags", 0) & _IS_REMOTE),
@@ -148,6 +148,18 @@ def _read_span(process: Process, fields: Json) -> Span:
         fields.get("droppedEventsCount", 0),
         fields.get("droppedLinksCount", 0),
     )
+
+
+def _id(text: str, digits: int) -> str:
+    if 2 * len(bytes.fromhex(text)) != digits:
+        raise ValueError(f"{text!r} is no id of {digits} hex digits")
+    return text
+
+
+def _time(text: str | int) -> int:
+    if not 0 <= (t := int(text)) < 1 << 64:
+        raise ValueError(f"{text!r} is no time in nanoseconds since 1970")
+    return t
 
 
 def _mapping(attributes: Iterable[Json]) -> Attributes:
