@@ -22,21 +22,24 @@ from vllm_lite.wire.step import CachedRequestData, ModelRunnerOutput, NewRequest
 from vllm_lite.worker.worker import Worker
 
 
-def make_config(folder: Path, *, dtype: str = "float64", block_size: int = 4, **options: Any) -> VllmConfig:
-    """A configuration for the CPU. `options`: max_model_len, max_num_seqs, load_format, seed, trace_dir."""
+def make_config(
+    folder: Path,
+    *,
+    dtype: str = "float64",
+    block_size: int = 4,
+    max_num_seqs: int = 32,
+    load_format: str = "auto",
+    trace_dir: str | None = None,
+    **model: Any,
+) -> VllmConfig:
+    """A configuration for the CPU. `model`: what else ModelConfig is told."""
     return VllmConfig(
-        ModelConfig(
-            str(folder),
-            model_path=str(folder),
-            dtype=dtype,
-            seed=options.get("seed", 0),
-            max_model_len=options.get("max_model_len"),
-        ),
+        ModelConfig(str(folder), model_path=str(folder), dtype=dtype, **model),
         CacheConfig(block_size=block_size),
-        SchedulerConfig(max_num_seqs=options.get("max_num_seqs", 32)),
-        load_config=LoadConfig(options.get("load_format", "auto")),
+        SchedulerConfig(max_num_seqs=max_num_seqs),
+        load_config=LoadConfig(load_format),
         device_config=DeviceConfig("cpu"),
-        observability_config=ObservabilityConfig(trace_dir=options.get("trace_dir")),
+        observability_config=ObservabilityConfig(trace_dir=trace_dir),
     )
 
 

@@ -55,11 +55,8 @@ def shallow(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def triton_config(folder: Path, **options: Any) -> VllmConfig:
     pytest.importorskip("triton")
-    config = make_config(folder, dtype="float32", block_size=4, max_model_len=64, max_num_seqs=4)
-    config.model_config.attention_backend = "triton"
-    for name, value in options.items():
-        setattr(config.model_config, name, value)
-    return config
+    options = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 4, "attention_backend": "triton"} | options
+    return make_config(folder, **options)
 
 
 def run_three_requests(driver: Driver, folder: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +15,8 @@ CPU = torch.device("cpu")
 CALLS = {"layer": AttentionCall(torch.nn.Identity(), 2, 16, 16, None, None, False, {}, 4)}
 
 
-def name_of(folder: Path, dtype: torch.dtype, **options: object) -> str:
-    config = make_config(folder, max_model_len=64)
-    for option, value in options.items():
-        setattr(config.model_config, option, value)
-    return select_backend(config, CPU, dtype, CALLS).name
+def name_of(folder: Path, dtype: torch.dtype, **options: Any) -> str:
+    return select_backend(make_config(folder, max_model_len=64, **options), CPU, dtype, CALLS).name
 
 
 @pytest.mark.parametrize("asked", ["auto", "torch_sdpa"])
