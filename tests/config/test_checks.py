@@ -105,7 +105,7 @@ def test_check_number_refuses_other_types(value: Any) -> None:
         check_number("field", value, 0)
 
 
-@pytest.mark.parametrize("value", [5, None, "\ud800", "a\0b"])
+@pytest.mark.parametrize("value", [5, None, "", "\ud800", "a\0b"])
 def test_check_path_refuses_what_names_no_file(value: Any) -> None:
     check_path("field", "/a/b")
     with pytest.raises(VLLMValidationError, match=r"^field must be a path "):

@@ -171,9 +171,10 @@ def test_a_folder_with_a_run_is_not_written_into(tiny_model_path: Path, tmp_path
     assert done.stderr.startswith("vllm-lite: --out must be a folder that holds no run yet")
 
 
-def test_a_folder_that_cannot_be_made_is_told_under_the_options_name(tiny_model_path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["file", "x" * 300])
+def test_a_folder_that_cannot_be_made_is_told_under_the_options_name(tiny_model_path: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
-    done = vllm_lite(*toy(tiny_model_path, "one", "--out", tmp_path / "file"))
+    done = vllm_lite(*toy(tiny_model_path, "one", "--out", tmp_path / name))
     assert done.returncode == 2
     assert done.stderr.startswith("vllm-lite: --out must be a folder that can be made and written here ")
 

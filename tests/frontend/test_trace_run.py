@@ -81,12 +81,15 @@ def test_a_home_that_cannot_be_written_stops_nobody(tmp_path: Path, monkeypatch:
             TraceRun(config)
 
 
-@pytest.mark.parametrize(("name", "value"), [("VLLM_LITE_TRACE_LEVEL", "1"), ("VLLM_LITE_TRACE_DIR", "/proc/run")])
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [("VLLM_LITE_TRACE_LEVEL", "1", "trace_dir"), ("VLLM_LITE_TRACE_DIR", "/proc/run", "VLLM_LITE_TRACE_DIR")],
+)
 def test_a_run_that_the_environment_asks_for_is_not_put_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     monkeypatch.setenv(name, value)
-    with pytest.raises(VLLMValidationError, match="trace_dir must be a folder that can be made and written"):
+    with pytest.raises(VLLMValidationError, match=f"^{told} must be a folder that can be made and written"):
         TraceRun(ObservabilityConfig())

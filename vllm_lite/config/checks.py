@@ -71,8 +71,8 @@ def check_text(field: str, value: object, accepted: str = "a string", *, optiona
 
 def check_path(field: str, value: object, *, optional: bool = False) -> None:
     """Refuse all but a string that can name a file."""
-    if "\0" in check_text(field, value, "a path as a string", optional=optional):
-        raise refuse(field, value, "a path without null characters")
+    if "\0" in check_text(field, value, "a path as a string", optional=optional) or value == "":
+        raise refuse(field, value, "a path without null characters, not empty")
 
 
 def check_mapping(field: str, value: object) -> None:

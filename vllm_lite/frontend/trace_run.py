@@ -52,7 +52,8 @@ def _new_run_dir(level: int, explicit: str | None) -> Path:
     try:
         return create_run_dir(level, explicit)
     except OSError as error:
-        explicit = explicit or os.environ.get("VLLM_LITE_TRACE_DIR")
-        if level > 0 or explicit is not None or os.environ.get("VLLM_LITE_TRACE_LEVEL", "0") != "0":
-            raise refuse("trace_dir", explicit, f"a folder that can be made and written here ({error})") from error
+        variable = None if explicit else os.environ.get("VLLM_LITE_TRACE_DIR")
+        if level > 0 or explicit or variable or os.environ.get("VLLM_LITE_TRACE_LEVEL", "0") != "0":
+            field, value = ("VLLM_LITE_TRACE_DIR", variable) if variable else ("trace_dir", explicit)
+            raise refuse(field, value, f"a folder that can be made and written here ({error})") from error
         return create_run_dir(level, tempfile.mkdtemp(prefix="vllm-lite-run-"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from pathlib import Path
+import os.path
 from typing import cast
 
 from vllm_lite.config.checks import check_int, check_number, check_text, refuse
@@ -108,7 +108,7 @@ def _run(args: argparse.Namespace) -> int:
         _refuse_in_demo(args)
         return play_demo(console, engine_args)
     calls = plan(args)
-    if args.trace_dir is not None and (Path(args.trace_dir) / CONTROL_FILE).exists():
+    if args.trace_dir is not None and os.path.exists(os.path.join(args.trace_dir, CONTROL_FILE)):
         raise refuse("--out", args.trace_dir, "a folder that holds no run yet: remove this one or choose another")
     concurrency = len(calls) if args.concurrency is None else args.concurrency
     check_int("--concurrency", concurrency, 1)
