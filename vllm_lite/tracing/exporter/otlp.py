@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope
 from opentelemetry.proto.trace.v1 import trace_pb2 as pb
@@ -142,12 +142,13 @@ class _Made(dict[K, V]):
         return made
 
 
-def _pairs(field: int) -> _Made[str, _Made[str | int, bytes]]:
+def _pairs(field: int) -> _Made[str, _Made[Any, bytes]]:
     """Encoded attributes, by name and then by value: most come again."""
     return _Made(lambda name: _Made(functools.partial(_pair, field, name)))
 
 
-_KNOWN = {field: _pairs(field) for field in (RESOURCE_ATTRIBUTES, SPAN_ATTRIBUTES, EVENT_ATTRIBUTES, LINK_ATTRIBUTES)}
+_FIELDS = (RESOURCE_ATTRIBUTES, SPAN_ATTRIBUTES, EVENT_ATTRIBUTES, LINK_ATTRIBUTES)
+_KNOWN = {field: {kind: _pairs(field) for kind in (str, int, bool)} for field in _FIELDS}  # True is another 1
 
 
 def _attributes(field: int, attributes: Mapping[str, AttributeValue]) -> bytes:
@@ -156,13 +157,11 @@ def _attributes(field: int, attributes: Mapping[str, AttributeValue]) -> bytes:
     known = _KNOWN[field]
     return b"".join(
         [
-            known[name][value]
-            if type(value) is str or type(value) is int  # True is another 1
+            known[kind][name][value]
+            if (kind := type(value)) in known
             else _double(field, name) + _DOUBLE.pack(value)
             if isinstance(value, float)  # a time mostly, seldom the same twice
-            else _odd(field, name, value)
-            if isinstance(value, (str, int))
-            else _pair(field, name, value)  # [True] is another [1]
+            else _pair(field, name, value)
             for name, value in attributes.items()
         ]
     )
@@ -171,9 +170,6 @@ def _attributes(field: int, attributes: Mapping[str, AttributeValue]) -> bytes:
 def _pair(field: int, name: str, value: AttributeValue) -> bytes:
     encoded = _item(STRING, value.encode()) if isinstance(value, str) else _value(value).SerializeToString()
     return _item(field, _item(KEY, name.encode()) + _item(VALUE, encoded))
-
-
-_odd = functools.lru_cache(CACHED, typed=True)(_pair)
 
 
 @functools.lru_cache(CACHED)
