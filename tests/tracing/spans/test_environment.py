@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from tests.tracing import make
 from vllm_lite.exceptions import VLLMValidationError
-from vllm_lite.tracing.spans.environment import Limits, resource_attributes
+from vllm_lite.tracing.spans.environment import Limits, given_attributes, resource_attributes
 from vllm_lite.tracing.spans.model import Event, Kind, Link, Span
 
 SPAN = Span(
@@ -102,3 +102,9 @@ def test_who_and_where() -> None:
 def test_what_is_no_pair_is_refused_by_name() -> None:
     with pytest.raises(VLLMValidationError, match="OTEL_RESOURCE_ATTRIBUTES"):
         resource_attributes(make.core(), {"OTEL_RESOURCE_ATTRIBUTES": "team"})
+
+
+@pytest.mark.parametrize("name", ["OTEL_RESOURCE_ATTRIBUTES", "OTEL_SERVICE_NAME"])
+def test_what_is_no_utf_8_is_refused(name: str) -> None:
+    with pytest.raises(VLLMValidationError, match=f"^{name} must be text without lone surrogates"):
+        given_attributes({name: "a=\udcff"})

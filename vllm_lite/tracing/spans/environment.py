@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import msgspec
 
 from vllm_lite import __version__
+from vllm_lite.config.checks import check_text
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing.process import Process
 from vllm_lite.tracing.records import AttributeValue
@@ -45,7 +46,9 @@ def resource_attributes(process: Process, environ: Mapping[str, str]) -> Attribu
 
 
 def given_attributes(environ: Mapping[str, str]) -> dict[str, str]:
-    """OTEL_RESOURCE_ATTRIBUTES, percent-decoded. Raises VLLMValidationError for what is no name=value pair."""
+    """OTEL_RESOURCE_ATTRIBUTES, percent-decoded. Raises VLLMValidationError for what is no name=value pair, or no UTF-8."""
+    for variable in ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"):
+        check_text(variable, environ.get(variable), "text", optional=True)
     attributes = {}
     for item in environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","):
         name, equals, value = item.partition("=")
