@@ -114,8 +114,9 @@ def resources(path: Path) -> set[str]:
     return {json.dumps(part["resource"]) for line in lines for part in json.loads(line)["resourceSpans"]}
 
 
-def test_a_collectors_file_with_less_in_it(tmp_path: Path) -> None:
-    span = {"traceId": "a" * 32, "spanId": "b" * 16, "name": "x", "startTimeUnixNano": "1", "endTimeUnixNano": 2}
+@pytest.mark.parametrize("more", [{}, {"kind": 0}])
+def test_a_collectors_file_with_less_in_it(tmp_path: Path, more: dict[str, int]) -> None:
+    span = {"traceId": "a" * 32, "spanId": "b" * 16, "name": "x", "startTimeUnixNano": "1", "endTimeUnixNano": 2, **more}
     (tmp_path / "f.jsonl").write_text("\n" + json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}) + "\n")
     [only] = read_otlp_json(tmp_path / "f.jsonl")
     assert (only.name, only.start, only.end, only.kind, only.process.role) == ("x", 1, 2, Kind.INTERNAL, "")

@@ -135,7 +135,7 @@ def _read_span(process: Process, fields: Json) -> Span:
         _id(fields["spanId"], 16),
         _id(fields["parentSpanId"], 16) if fields.get("parentSpanId") else None,
         fields["name"],
-        Kind(fields.get("kind", 1)),
+        Kind(fields.get("kind") or 1),  # 0 says nothing
         _time(fields["startTimeUnixNano"]),
         _time(fields["endTimeUnixNano"]),
         _mapping(fields.get("attributes", ())),
