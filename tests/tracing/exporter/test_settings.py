@@ -74,7 +74,7 @@ def test_the_traces_own_variables_come_first() -> None:
 def test_defaults() -> None:
     settings = read_settings({})
     assert (settings.protocol, settings.compression, settings.enabled) == (GRPC, "none", True)
-    assert (settings.flush_s, settings.delay_s, settings.batch_spans, settings.timeout_s) == (2.0, 0.5, 512, 10.0)
+    assert (settings.flush_s, settings.delay_s, settings.batch_spans, settings.timeout_s) == (2.0, 1.0, 512, 10.0)
 
 
 def test_batches_and_budgets() -> None:

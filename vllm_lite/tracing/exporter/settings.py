@@ -32,7 +32,7 @@ class Settings:
     timeout_s: float  # of one export, all tries of the official exporter together
     enabled: bool
     flush_s: float
-    delay_s: float  # between two looks at the spools
+    delay_s: float  # between two looks at the spools; each finds cold caches
     batch_spans: int  # sent together; no more than these wait, so that a queue's size bounds them too
 
 
@@ -61,7 +61,7 @@ def read_settings(environ: Mapping[str, str], endpoint: str | None = None) -> Se
         timeout_s=float(timeout),
         enabled=_enabled(environ),
         flush_s=_number(environ, "VLLM_LITE_TRACE_FLUSH_S", _number(environ, "OTEL_BSP_EXPORT_TIMEOUT", 2000) / 1000),
-        delay_s=_number(environ, "OTEL_BSP_SCHEDULE_DELAY", 500) / 1000,
+        delay_s=_number(environ, "OTEL_BSP_SCHEDULE_DELAY", 1000) / 1000,
         batch_spans=min(batch_spans, queue_spans),
     )
 
