@@ -218,6 +218,17 @@ def test_an_engine_that_sleeps_says_so(tiny_model_path: Path, processes: str, mo
     llm.shutdown()
 
 
+def test_nobody_waits_for_the_turn_of_a_request_that_sleeps(tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MULTIPROCESSING, "1")
+    llm = LLM(str(tiny_model_path), distributed_executor_backend="toy")
+    with ThreadPoolExecutor(1) as pool, llm._turn:  # as another thread's request has it
+        llm.sleep(mode="keep")
+        waiting = pool.submit(llm.generate, [[1, 2]], GREEDY, use_tqdm=False)
+        with pytest.raises(RuntimeError, match="engine is asleep"):
+            waiting.result(timeout=10)
+    llm.shutdown()
+
+
 @pytest.mark.parametrize("call", ["sleep", "reset_prefix_cache", "collective_rpc"])
 def test_a_call_from_another_thread_waits_for_its_turn_in_process(
     tiny_model_path: Path, call: str, monkeypatch: pytest.MonkeyPatch

@@ -154,6 +154,10 @@ class LLM:
         """End the engine now, and not when the last reference goes. May be called more than once."""
         self.llm_engine.shutdown(timeout)
 
+    def _check_awake(self) -> None:
+        if self._asleep:
+            raise RuntimeError("no request can go on while the engine is asleep: call wake_up() first")
+
     def _answer(
         self,
         prompts: Sequence[Prompt],
@@ -167,9 +171,9 @@ class LLM:
             raise refuse("priority", priority, f"None or a list of one for each prompt, of which there are {len(prompts)}")
         levels = [0] * len(prompts) if priority is None else priority
         internal_ids: list[str] = []
+        self._check_awake()  # whose turn it is may sleep too
         with self._turn:
-            if self._asleep:
-                raise RuntimeError("no request can go on while the engine is asleep: call wake_up() first")
+            self._check_awake()
             names = [str(self._count + i) for i in range(len(prompts))]
             self._count += len(prompts)
             try:
