@@ -41,11 +41,31 @@ def test_texts_are_shown_where_lanes_have_room_for_them() -> None:
     assert [line.split("|")[1].strip() for line in lines(view, 80)[3:6]] == [
         "put  'one'",
         "put  ' two\\x1b'",
-        "put# 'threethr...",
+        "put# 'threethree...",
     ]
-    assert "'...' what the caller read when it took the letter" in lines(view, 80)[-1]
-    assert "'one'" not in render(Mailroom(run, texts={"req-0": ["one"]}), 72)
+    assert "'...' what the caller read when it took the letter" in render(view, 80)
+    assert "'one'" not in render(Mailroom(run, texts={"req-0": ["one"]}), 64)
     assert "'" not in render(Mailroom(run, texts={"someone else": ["one"]}), 80).replace("answer's", "")
+
+
+def test_a_stapled_text_has_the_room_that_the_figures_of_the_step_would_take() -> None:
+    run = Teller([Caller(answer=2)]).tell()
+    view = Mailroom(run, texts={"req-0": ["the", " art of stapling letters"]})
+    assert "put# ' art of stapling letters'" in render(view, 120)
+    assert f"put  '{'s' * 28}..." in lines(Mailroom(run, texts={"req-0": ["s" * 40]}), 120)[3]
+
+
+def test_a_narrow_screen_keeps_the_wait_rather_than_the_bytes() -> None:
+    run = Teller([Caller(answer=12, slow=300 * MS), Caller(answer=12)]).tell()
+    assert lines(Mailroom(run), 80)[2].split()[1:8] == ["letters", "schedule", "execute", "bag", "wire", "sort", "wait"]
+    assert "bytes" in lines(Mailroom(run), 100)[2]
+
+
+def test_the_wait_of_bags_left_out_is_the_longest_and_called_so() -> None:
+    text = " ".join(lines(Mailroom(long_story()), 120))
+    assert "bags left out, with the mean of each figure, but the longest wait " in text
+    assert "wait the longest that a letter of the row lay there" in text
+    assert "but" not in " ".join(lines(Mailroom(long_story(), rows=5), 60))
 
 
 def test_plain_screens_are_ascii() -> None:

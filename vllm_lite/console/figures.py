@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
@@ -102,16 +103,9 @@ class TimeScale(NamedTuple):
 
 
 def split(parts: Sequence[int], cells: int) -> list[int]:
-    """How many of `cells` each part of a bar gets: by size, and at least one for each part that is not zero, the biggest
-    first where there are too few cells for all."""
-    biggest = sorted((i for i, part in enumerate(parts) if part), key=lambda i: -parts[i])[:cells]
-    total, spare = sum(parts[i] for i in biggest), cells - len(biggest)
-    shares = [0] * len(parts)
-    for i in biggest:
-        shares[i] = 1 + spare * parts[i] // total
-    if biggest:
-        shares[biggest[0]] += cells - sum(shares)
-    return shares
+    """How many of `cells` each part of a bar gets: by size, none where it ends in the cell in which it began."""
+    ends = [round(end * cells / (sum(parts) or 1)) for end in accumulate(parts, initial=0)]
+    return [end - start for start, end in pairwise(ends)]
 
 
 def _round_step(least: float) -> float:

@@ -25,10 +25,10 @@ from vllm_lite.tracing.journey import LATE, Run
 
 ROWS = 24  # shown before the middle is left out
 WORDS = {rec.PUT: "put", rec.KEPT_BACK: "kept", LATE: "late"}
-NARROW = 100  # below this width the engine core is told in the place of the bytes
+NARROW = 100  # below this width the bytes give way to the wait
 BAR_LEAST, BAR_MOST = 16, 40
-GAP_LEAST, NAMES_LEAST = 22, 40  # cells for words in the place of lanes, for names by fate
-TEXT_LEAST, TEXT_MOST = 8, 12  # cells for what a caller read
+GAP_LEAST, NAMES_LEAST = 17, 40  # cells for words in the place of lanes, for names by fate
+TEXT_LEAST, TEXT_MOST = 8, 32  # cells for what a caller read
 
 
 class Mailroom(View):
@@ -68,10 +68,10 @@ class _Layout:
         self.drawn = [cell for cells in self.cells.values() for cell in cells.values()]
         self.names = sorted({number for cells in self.cells.values() for number in cells})
         self.columns: dict[Column, int] = {}  # with its width
-        columns, room = list(COLUMNS), screen.width - len(self.glyphs.border) - 2
+        columns = [column for column in COLUMNS if column is not BYTES or screen.width >= NARROW]
+        room = screen.width - len(self.glyphs.border) - 2
         if sum(process.role == "engine-core" for process in view.run.processes) > 1:
             columns.insert(1, CORE)
-            columns = [column for column in columns if column is not BYTES or screen.width >= NARROW]
         for column in columns:
             room -= self._add(column, screen.width)
         self.lane = max([4, *(len(self._word(cell)) for cell in self.drawn)]) + 1
@@ -85,7 +85,8 @@ class _Layout:
         self.text = 0  # cells for what callers read, in each lane
         if self.lanes and any(cell.text for cell in self.drawn):
             spare = (room + mailboxes) // len(self.names) - self.lane - 1
-            self.text = min(spare, TEXT_MOST) if spare >= TEXT_LEAST else 0
+            longest = max(len(self._read(cell)) for cell in self.drawn)
+            self.text = min(spare, TEXT_MOST, longest) if spare >= TEXT_LEAST else 0
             self.lane += self.text + 1 if self.text else 0
             room -= max(0, len(self.names) * self.lane - mailboxes)
         bar = BAR_LEAST + 2 if room >= BAR_LEAST + 2 else 0
@@ -173,6 +174,10 @@ class _Layout:
         word = f"+{cell.stapled}" if cell.fate == rec.STAPLED else WORDS[cell.fate]
         return word + (self.glyphs.end if cell.last else "")
 
+    def _read(self, cell: Cell) -> str:
+        """What its caller read, on one line."""
+        return self.screen.printable(f"'{cell.text}'")
+
     def _in_lanes(self, row: Row) -> Text:
         """A lane for each request, so that one reads down what came to it, and what its caller read where there is room."""
         line, bag = Text(), row.bags[0]
@@ -186,7 +191,7 @@ class _Layout:
                 continue
             lane = Text().append(self._word(cell), FATE_STYLES[cell.fate] or request_style(number))
             if self.text and cell.text:
-                read = self.screen.fit(Text(self.screen.printable(f"'{cell.text}'")), self.text)
+                read = self.screen.fit(Text(self._read(cell)), self.text)
                 lane.append(" " * (self.lane - self.text - 1 - lane.cell_len)).append_text(read)
             line.append_text(lane.append(" " * (self.lane - lane.cell_len)))
         return line
@@ -205,6 +210,7 @@ class _Layout:
         """What the words mean, of those on the screen."""
         met, glyphs = {cell.fate for cell in self.drawn}, self.glyphs
         drawn = "in its column's colour" if self.screen.colour else "by its number, - the wire"
+        but = ", but the longest wait" if WAIT in self.columns else ""
         entries = (
             ("put", "laid in the mailbox", rec.PUT in met),
             ("+n", "stapled: n letters now hang on the one not taken yet", rec.STAPLED in met),
@@ -212,9 +218,9 @@ class _Layout:
             ("late", "nobody waits for it any more", LATE in met),
             (glyphs.end, "the answer's last", any(cell.last for cell in self.drawn)),
             (glyphs.idle, "under way, no letter in this bag", self.idle),
-            (glyphs.gap, "bags left out, with the mean of each figure", self.view.folded),
+            (glyphs.gap, f"bags left out, with the mean of each figure{but}", self.view.folded),
             ("'...'", "what the caller read when it took the letter", self.text),
-            ("wait", "the longest that a letter of this bag lay there", WAIT in self.columns),
+            ("wait", "the longest that a letter of the row lay there", WAIT in self.columns),
             ("S5 to S8", f"the time at each station, {drawn}; {glyphs.beyond} it goes on", self.bar),
         )
         line = Text("  ")
