@@ -4,6 +4,7 @@ import pytest
 
 from tests.console.screens import Golden, lines
 from tests.console.story import Caller, Teller, crowd, short_story
+from tests.tracing import make
 from vllm_lite.console.bag import BagView
 from vllm_lite.console.demo import canned_run
 from vllm_lite.tracing import records as rec
@@ -17,7 +18,7 @@ def test_golden(golden: Golden) -> None:
 
 def test_every_stretch_from_schedule_to_the_mailboxes() -> None:
     text = lines(BagView(short_story(), 5))
-    assert [line[12:34].strip() for line in text[2:-3]] == [
+    assert [line[12:34].strip() for line in text[2:-4]] == [
         *("S5 schedule", "S6 execute", "prepare", "forward", "sample", "S7 bag: update", "queued for output", "encode"),
         *("wire", "S8 sort: decode", "slice 1: 2 letters", "aborts, figures"),
     ]
@@ -63,6 +64,13 @@ def test_many_letters_are_counted() -> None:
 def test_without_single_letters_it_says_so() -> None:
     run = Teller([Caller()], level=1).tell()
     assert lines(BagView(run, 0))[-1] == "Single letters are recorded from level 2."
+
+
+@pytest.mark.parametrize("level", [1, 3])
+def test_a_bag_whose_request_was_gone_says_so_at_every_level(level: int) -> None:
+    front = make.front()
+    run = make.run((front, make.accept(level=level)), (front, make.sort(0, 10, [])))
+    assert lines(BagView(run, 0))[-1] == "No letter came of it: its request was gone."
 
 
 def test_a_bag_that_is_not_there() -> None:

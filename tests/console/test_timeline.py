@@ -18,12 +18,12 @@ def test_golden(golden: Golden) -> None:
 
 def test_every_station_that_was_met_has_a_row() -> None:
     text = lines(Waterfall(short_story().requests[2], 2))
-    labels = [line[12:24].strip() for line in text[3:-1]]
+    labels = [line[12:24].strip() for line in text[3:-2]]
     assert labels == [
         *("S1 accept", "S2 tokenise", "S3 post", "wire", "S4 receive", "queued", "prefill", "decode"),
         *("S5 schedule", "S6 execute", "S7 bag", "wire", "S8 sort", "S9 mailbox", "abort"),
     ]
-    assert [line[:11].strip() for line in text[3:-1]] == [
+    assert [line[:11].strip() for line in text[3:-2]] == [
         *("front end", "", "", "wire", "engine core", "", "", "", "", "worker", "engine core", "wire", "front end", "", ""),
     ]
 
@@ -34,6 +34,12 @@ def test_the_figures_of_a_row() -> None:
     assert "S8 sort           6      1.48 |" in text
     assert "C 28 prompt tokens, 5 answer tokens, stop at '.'; first after 33.6 ms" in text
     assert "mailbox: 5 puts = 5 takes + 0 staples + 0 left; longest wait 45 us" in text
+
+
+def test_what_ascii_fills_a_cell_with_is_explained() -> None:
+    waterfall, legend = Waterfall(short_story().requests[0], 0), ".:-=+*# from a little of a cell's time to all of it"
+    assert legend in render(waterfall, 80)
+    assert "a cell's time" not in render(waterfall, 80, terminal=True)
 
 
 def test_an_id_cannot_draw_on_the_screen() -> None:

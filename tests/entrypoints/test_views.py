@@ -30,6 +30,15 @@ def test_of_many_requests_those_that_differ_have_waterfalls() -> None:
     assert len(titles(run, "request", everything=True)) == 41
 
 
+@pytest.mark.parametrize("everything", [False, True])
+def test_it_is_said_how_to_see_the_other_waterfalls(everything: bool) -> None:
+    console = screen(80)
+    views.show(console, crowd(), ("request",), everything=everything)
+    assert (views.OTHERS in printed(console)) is not everything
+    views.show(console := screen(80), short_story(), ("request",))
+    assert views.OTHERS not in printed(console)
+
+
 def test_a_preempted_request_differs_too() -> None:
     run = canned_run()
     run.requests.insert(0, Teller([Caller()]).tell().requests[0])

@@ -20,6 +20,7 @@ from vllm_lite.tracing.journey.times import WIRE, step_visits
 
 LETTERS = 16  # shown before the rest is counted
 LABEL = 22
+NO_LETTER = "No letter came of it: its request was gone."
 Stretch = tuple[Stop, int, int]  # from, to
 
 
@@ -63,7 +64,8 @@ class BagView(View):
         if len(letters) > LETTERS:
             yield Text(f"   {screen.glyphs.gap} {count(len(letters) - LETTERS, 'letter')} more", DIM)
         if not letters:
-            yield Text("Single letters are recorded from level 2.", DIM)
+            told = "Single letters are recorded from level 2." if self.bag.sort.num_outputs else NO_LETTER
+            yield Text(told, DIM)
 
 
 def _stretches(bag: Bag) -> Iterator[Stretch]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from vllm_lite.console.figures import Interval, TimeScale
-from vllm_lite.console.theme import DIM, PROCESS_NAMES, PROCESS_STYLES, Screen
+from vllm_lite.console.theme import ASCII, DIM, PROCESS_NAMES, PROCESS_STYLES, STRONG, Screen
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import Bag, RequestJourney, Run, times
 from vllm_lite.tracing.stations import STATIONS
@@ -72,6 +72,8 @@ class Chart:
                 else:
                     line.append(mark, blank if blank and mark == " " else style)
             yield line
+        if self.glyphs is ASCII:
+            yield Text.assemble("  ", (ASCII.levels.strip(), STRONG), (" from a little of a cell's time to all of it", DIM))
 
 
 class Slot(NamedTuple):

@@ -27,6 +27,7 @@ from vllm_lite.tracing.journey import RequestJourney, Run, load_run
 VIEWS = ("mailroom", "request", "totals")
 WATERFALLS = 3
 FOLDED = "  Bags are left out here; `trace show` with --all shows every one."
+OTHERS = "  More waterfalls: `trace show` with --request ID, or --all for every one."
 
 
 def open_run(run_dir: str) -> Run:
@@ -92,6 +93,8 @@ def _requests(run: Run, everything: bool) -> Iterator[RenderableType]:
         numbered = _different(numbered)
     for number, request in numbered:
         yield Waterfall(request, number)
+    if len(numbered) < len(run.requests):
+        yield Text(OTHERS, DIM)
 
 
 _VIEWS: dict[str, Callable[[Run, bool], Iterable[RenderableType]]] = {
