@@ -37,5 +37,7 @@ def test_four_acts_on_one_engine(tiny_model_path: Path, tmp_path: Path) -> None:
 def test_each_act_has_something_to_look_at() -> None:
     assert [len(act.asks) for act in ACTS] == [1, 1, 1, 2]
     assert ACTS[1].asks[0].stop is not None
+    assert "one token more" in ACTS[1].caption
+    assert "letter more" not in ACTS[1].caption
     assert ACTS[2].asks[0].steps_away > 1
     assert all(act.pictures and act.caption for act in ACTS)

@@ -61,7 +61,8 @@ ACTS = (
     ),
     Act(
         "a stop string",
-        "Only the clerk sees text. It finds the stop string and tells the engine core, which may have made one letter more.",
+        "Only the clerk sees text. It finds the stop string, cuts it off and tells the engine core. That may have made one "
+        "token more, for which nobody waits: its bag comes without a letter.",
         (Ask("List the days of the week.", 48, stop="Wednesday"),),
         ("mailroom",),
     ),
