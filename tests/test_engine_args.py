@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from vllm_lite import AsyncEngineArgs, EngineArgs
+from vllm_lite import LLM, AsyncEngineArgs, EngineArgs
 from vllm_lite.config import model_files
+from vllm_lite.engine_args import NOT_SERVED
 from vllm_lite.exceptions import UnsupportedModelError, VLLMValidationError
 
 CHANGED: dict[str, Any] = {
@@ -139,9 +142,30 @@ def test_what_an_async_engine_logs(tiny_model_path: Path, field: str) -> None:
         AsyncEngineArgs(str(tiny_model_path), **{field: 1}).create_engine_config()  # type: ignore[arg-type]
 
 
-def test_an_option_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(TypeError, match="speculative_config"):
-        EngineArgs(speculative_config={})  # type: ignore[call-arg]
+@pytest.mark.parametrize("kind", [EngineArgs, AsyncEngineArgs, LLM])
+@pytest.mark.parametrize("option", NOT_SERVED)
+def test_an_option_of_vllm_that_is_not_served_says_what_to_do_instead(kind: Callable[..., object], option: str) -> None:
+    with pytest.raises(VLLMValidationError, match=f"^{option} is not served: {re.escape(NOT_SERVED[option])}$") as caught:
+        kind(model="tiny", **{option: 2})
+    assert (caught.value.parameter, caught.value.value) == (option, 2)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("modle", "modle is no option of AsyncEngineArgs (did you mean model?)"),
+        ("enable_prefix_cache", "enable_prefix_cache is no option of AsyncEngineArgs (did you mean enable_prefix_caching?)"),
+        ("enable_log_request", "enable_log_request is no option of AsyncEngineArgs (did you mean enable_log_requests?)"),
+        ("revision", "revision is no option of AsyncEngineArgs"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused_with_the_nearest_one(option: str, said: str) -> None:
+    with pytest.raises(VLLMValidationError, match=f"^{re.escape(said)}$"):
+        AsyncEngineArgs(**{option: 1})  # type: ignore[arg-type]
+
+
+def test_options_that_are_served_are_in_no_table_of_others() -> None:
+    assert not NOT_SERVED.keys() & {field.name for field in dataclasses.fields(AsyncEngineArgs)}
 
 
 def test_an_unknown_model() -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -30,8 +32,19 @@ from vllm_lite.config.checks import check_bool, check_int, refuse
 from vllm_lite.config.model import ATTENTION_BACKENDS, DTYPES
 from vllm_lite.config.model_files import DEFAULT_MODEL, resolve_model
 from vllm_lite.config.vllm import DEVICES, LOAD_FORMATS, POLICIES
+from vllm_lite.exceptions import VLLMValidationError
 
 Part = TypeVar("Part")
+NOT_SERVED = dict.fromkeys(
+    ("tensor_parallel_size", "tp", "pipeline_parallel_size", "pp", "enable_expert_parallel", "ep", "enable_elastic_ep"),
+    "each worker runs the whole model; data_parallel_size starts more engine cores with one each",
+) | {
+    "speculative_config": "every step computes each request's next token with the model itself",
+    "kv_transfer_config": "the KV cache stays with its engine core",
+    "limit_mm_per_prompt": "a prompt is text, chat messages or token ids",
+    "enable_lora": "merge the adapter into the weights and give that folder as model",
+    "quantization": "give a model whose weights are not quantised, or a .gguf file, which is unpacked",
+}
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -50,6 +63,15 @@ def _option(default: Any, help_text: str, kind: Any = str, choices: tuple[str, .
     if kind is _json_object:
         return dataclasses.field(default_factory=dict, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def tell_unknown(option: str, words: str, known: Iterable[str]) -> str:
+    """Why vLLM's `option` (a name or a flag) is not served, else these `words` and which of the `known` ones may be meant."""
+    option = option.partition("=")[0]
+    if (why := NOT_SERVED.get(option.lstrip("-").replace("-", "_"))) is not None:
+        return f"{option} is not served: {why}"
+    close = difflib.get_close_matches(option, known, n=1, cutoff=0.75)  # a name less alike was hardly meant
+    return words + (f" (did you mean {close[0]}?)" if close else "")
 
 
 _METAVARS = {str: "TEXT", int: "N", float: "X", _json_object: "JSON"}
@@ -109,6 +131,14 @@ class EngineArgs:
     trace_keep: bool = _option(False, "keep the spools after they were exported", bool)
     trace_steps: str | None = _option(None, "'sampled', 'all', 'off' or a ratio; $VLLM_LITE_TRACE_STEPS, else 'sampled'")
     additional_config: dict[str, Any] = _option(None, "settings of plug-in executors", _json_object)  # noqa: RUF009  (a field)
+
+    def __new__(cls, *_: object, **options: object) -> Self:
+        """Refuse names that are no option, before Python does so without a word on what to do."""
+        for name, value in options.items():
+            if name not in cls.__dataclass_fields__:
+                said = tell_unknown(name, f"{name} is no option of {cls.__name__}", cls.__dataclass_fields__)
+                raise VLLMValidationError(said, parameter=name, value=value)
+        return super().__new__(cls)
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

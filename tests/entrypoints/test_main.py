@@ -85,6 +85,24 @@ def test_unknown_things_are_refused(argv: list[str], capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["run", "x", "--tensor-parallel-size", "2"], "--tensor-parallel-size is not served: each worker "),
+        (["run", "x", "--tp=2"], "--tp is not served: each worker "),
+        (["run", "-tp", "2"], "-tp is not served: each worker "),
+        (["run", "x", "--speculative-config", "{}"], "--speculative-config is not served: every step "),
+        (["run", "x", "--host", "h"], "unrecognized arguments: --host h; see `vllm-lite trace run --help`"),
+        (["run", "x", "--modle=some/folder"], "arguments: --modle=some/folder (did you mean --model?); see "),
+        (["show", "x", "--vieww", "all"], "--vieww all (did you mean --view?); see `vllm-lite trace show --help`"),
+    ],
+)
+def test_of_an_unknown_option_it_is_said_what_to_do(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["trace", *argv])
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("error", "code"),
     [
         *((VLLMValidationError("top_p must be a number"), 2), (UnsupportedModelError("no such model"), 2)),

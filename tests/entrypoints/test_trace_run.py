@@ -183,7 +183,7 @@ def test_an_unknown_option_is_told_with_the_one_that_was_meant() -> None:
     done = vllm_lite("trace", "run", "hi", "--modle", "tiny")
     assert done.returncode == 2
     assert "usage: vllm-lite trace run" in done.stderr
-    assert "unrecognized arguments: --modle tiny (did you mean --model?)" in " ".join(done.stderr.split())
+    assert "unrecognized arguments: --modle tiny (did you mean --model?); see `vllm-lite trace run --help`\n" in done.stderr
 
 
 def test_an_engine_that_cannot_start_is_one_line(tiny_model_path: Path) -> None:

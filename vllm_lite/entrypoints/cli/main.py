@@ -8,13 +8,13 @@ Mirrors: vllm/entrypoints/cli/main.py
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import sys
 from collections.abc import Sequence
 
 from vllm_lite import __version__
+from vllm_lite.engine_args import tell_unknown
 from vllm_lite.entrypoints.cli.session import INTERRUPTED
 from vllm_lite.entrypoints.cli.tour import add_tour
 from vllm_lite.entrypoints.cli.trace_check import add_check
@@ -76,10 +76,9 @@ def _help(args: argparse.Namespace) -> int:
 
 
 def _unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
-    """What to say of words that no option claims, with the option that the first of them may have been meant for."""
+    """What to say of words that no option claims, which one the first of them may have meant, and where to look."""
     options = re.findall(r"--[a-z][\w-]*", parser.format_help())
-    close = difflib.get_close_matches(words[0], options, n=1)
-    return f"unrecognized arguments: {' '.join(words)}" + (f" (did you mean {close[0]}?)" if close else "")
+    return tell_unknown(words[0], f"unrecognized arguments: {' '.join(words)}", options) + f"; see `{parser.prog} --help`"
 
 
 def _release_stdout() -> None:
