@@ -176,6 +176,15 @@ def test_an_unknown_name_lists_what_could_be_meant() -> None:
         resolve_model("no-such")
 
 
+@pytest.mark.parametrize("name", ["page.md", "docs/page.md"])
+def test_a_file_that_is_no_model_is_not_said_to_be_absent(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=rf"^model '{name}': neither a model's folder nor a \.gguf file\. Give "):
+        resolve_model(name)
+
+
 @pytest.mark.parametrize("name", ["./no-such.gguf", "models/no-such.gguf", "./no-such", "../no-such"])
 def test_what_is_a_path_is_not_looked_for_in_the_hub(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match=r": no such folder or file\. "):

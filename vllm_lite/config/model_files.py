@@ -51,10 +51,11 @@ def resolve_model(name: str, option: str = "model") -> Path:
         return _cached(name, write_tiny_model)
     if name == DEFAULT_MODEL:
         return _cached(name, _make_default_model)
-    if HUB_ID.fullmatch(name):
+    if HUB_ID.fullmatch(name) and not path.exists():
         return _from_hub(name, option)
+    what = "neither a model's folder nor a .gguf file" if path.exists() else "no such folder or file"
     raise UnsupportedModelError(
-        f"{option} {name!r}: no such folder or file. Give a folder in the Hugging Face layout, a .gguf file, a hub id like "
+        f"{option} {name!r}: {what}. Give a folder in the Hugging Face layout, a .gguf file, a hub id like "
         f"'owner/name', {DEFAULT_MODEL!r} (the default) or {TINY_MODEL!r}"
     )
 

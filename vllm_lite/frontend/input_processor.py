@@ -175,7 +175,7 @@ class InputProcessor:
         if len(ids) > room:
             why = f"max_model_len, {limit}{', less one for the answer' if generates else ''}"
             why += f", less {num_tokens_before} tokens of the session" if num_tokens_before else ""
-            raise refuse("prompt", len(ids), f"at most {room} tokens long ({why})")
+            raise refuse("prompt", len(ids), f"at most {room} tokens long ({why}): shorten it or raise max_model_len")
         check_token_ids("prompt_token_ids", ids, self.vocab_size)
 
     def _complete(self, params: SamplingParams, prompt_len: int) -> None:
