@@ -77,6 +77,13 @@ def test_a_folder_without_a_run(tmp_path: Path, capsys: Out) -> None:
         assert why in capsys.readouterr().err
 
 
+def test_a_folder_of_runs_names_some_of_them(tmp_path: Path, capsys: Out) -> None:
+    for name in "abcd":
+        write_canned_run(tmp_path / name)
+    assert main(["trace", "show", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith(f". Folders in it with a run: {tmp_path}/b, {tmp_path}/c, {tmp_path}/d\n")
+
+
 def test_two_runs_side_by_side(tmp_path: Path, capsys: Out) -> None:
     a, b = write_canned_run(tmp_path / "a"), write_canned_run(tmp_path / "b", engine_dies=True)
     assert main(["trace", "diff", str(a), str(b)]) == 0
