@@ -18,7 +18,7 @@ from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.wire.stats import PrefillStats, SchedulerStats
 from vllm_lite.wire.step import LogprobsLists
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"  # the first of two frames on the output socket, the core's last word; then its index
 DEFAULT_WEIGHT_VERSION = "default"  # of weights that nobody has named
 FINISH_REASON_STRINGS = ("stop", "length", "abort", "error", "repetition")
