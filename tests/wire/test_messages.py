@@ -178,7 +178,7 @@ def test_type_bytes_and_the_last_word_are_fixed() -> None:
         "CLIENT_GONE": b"\x07",
     }
     assert ENGINE_CORE_DEAD == b"ENGINE_CORE_DEAD"
-    assert PROTOCOL_VERSION == 3
+    assert PROTOCOL_VERSION == 4
     assert [str(r) for r in FinishReason] == ["stop", "length", "abort", "error", "repetition"]
 
 
