@@ -24,7 +24,7 @@ from vllm_lite.tracing.spans.environment import SCOPE, resource_attributes
 
 NO_FLAGS = pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
 REMOTE = NO_FLAGS | pb.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
-CACHED = 2048  # of a kind
+CACHED = 2048  # entries of one cache
 K = TypeVar("K")
 V = TypeVar("V")
 # Numbers of repeated fields: ExportTraceServiceRequest.resource_spans and so on down.
@@ -130,7 +130,7 @@ def _name(field: int, name: str) -> bytes:
 
 
 class _Made(dict[K, V]):
-    """What `make` makes of a key, once; few keys are kept in mind."""
+    """What `make` makes of a key, once; forgets all when it holds too many."""
 
     def __init__(self, make: Callable[[K], V]) -> None:
         self._make = make

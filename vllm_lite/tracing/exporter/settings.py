@@ -32,7 +32,7 @@ class Settings:
     timeout_s: float  # of one export, all tries of the official exporter together
     enabled: bool
     flush_s: float
-    delay_s: float  # between two looks at the spools; each finds cold caches
+    delay_s: float  # between two looks at the spools
     batch_spans: int  # sent together; no more than these wait, so that a queue's size bounds them too
 
 

@@ -7,7 +7,6 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
 from collections.abc import Callable, Sized
 from typing import Any, TypeVar
@@ -21,7 +20,6 @@ from vllm_lite.tracing.process import Process
 EARLY = 10_000  # traces that may wait for their step's Schedule record before the oldest is given up
 Number = tuple[Process, int]  # with a request's or a step's number in it
 T = TypeVar("T")
-_STEPS = operator.attrgetter("steps")  # there is one for each token
 
 
 class Known(dict[str, T]):
@@ -190,17 +188,14 @@ class Assembler:
         for req in record.preempted:
             stay = self._stay(process, req)
             step.preempted.append(stay)
-            stay.send_back(record.t0)
+            stay.spells[-1].t_preempted = record.t0
+            stay.spells.append(Spell(req, record.t0))
         for req, count in record.refused:
             self._stay(process, req).num_refused = count
-        for req, _ in record.new:  # their Receive may stand in a spool that is read later
-            self._stay(process, req)
-        try:
-            step.members = list(map(self.stays[process].__getitem__, record.reqs))
-        except KeyError:
-            step.members = [self._stay(process, req) for req in record.reqs]
-        for steps in map(_STEPS, step.members):
-            steps.append(step)
+        stays = self.stays[process]
+        step.members = [stays.get(req) or self._stay(process, req) for req in record.reqs]
+        for stay in step.members:
+            stay.spells[-1].steps.append(step)
         self.steps.add(record.trace_id, step)
 
     def _execute(self, process: Process, record: rec.Execute) -> None:
@@ -247,7 +242,6 @@ class Assembler:
         for stay in request.stays:
             self.stays[stay.process].pop(stay.req, None)
             stay.spells.clear()
-            stay.steps.clear()
             if stay.receive is not None:
                 self._received.pop(stay.receive.internal_id, None)
         for held in (request.bags, request.places, request.t_takes, request.taken, request.late):

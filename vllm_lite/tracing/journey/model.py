@@ -97,16 +97,6 @@ class Stay:
     num_refused: int = 0  # how often blocks could not be had before its last admission
     num_stale: int = 0  # tokens that were made when it was gone
     links: dict[int, Any] = field(default_factory=dict)  # by tokens: what its steps link to it with, made once
-    steps: Ends[StepJourney] = field(init=False)  # those of its last spell
-
-    def __post_init__(self) -> None:
-        self.steps = self.spells[-1].steps
-
-    def send_back(self, t: int) -> None:
-        """It was preempted: its next spell begins."""
-        self.spells[-1].t_preempted = t
-        self.spells.append(Spell(self.req, t))
-        self.steps = self.spells[-1].steps
 
     @property
     def t_end(self) -> int | None:
