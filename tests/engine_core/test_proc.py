@@ -96,13 +96,11 @@ def test_a_burst_that_wakes_the_core_shares_its_first_step() -> None:
         core.start()
         core.add("before", PROMPT, SamplingParams(max_tokens=1))  # the core learns how long a step takes
         core.answers("before")
-        core.add("first", PROMPT, SamplingParams(max_tokens=1))
-        core.send(EngineCoreRequestType.PING, [0, 41])
-        while core.bag().pong != 41:  # the first one lies in the core's queue
-            pass
-        for name in ("second", "third"):
+        names = [f"burst-{number}" for number in range(12)]  # of which each takes its time to be opened
+        for name in names:
             core.add(name, PROMPT, SamplingParams(max_tokens=1))
-        assert [row.request_id for row in core.bag().outputs] == ["first", "second", "third"]
+        rows = next(bag.outputs for bag in iter(core.bag, None) if bag.outputs)
+        assert [row.request_id for row in rows] == names
         core.stop()
 
 
