@@ -56,8 +56,9 @@ def test_the_next_requests_are_told_and_then_the_level_is_as_it_was(engine: Engi
     assert main(["trace", "attach", str(tmp_path), "--trace-count", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"ATTACHED  engine {os.getpid()}  level 3  for 2 requests, or until Ctrl-C")
-    assert [line.split("  ")[0] for line in lines[1:3]] == ["r2", "r3"]
-    assert lines[1].endswith(", the first after 2.0 ms, over after 5.0 ms")
+    assert lines[1] == "model m"
+    assert [line.split("  ")[0] for line in lines[2:4]] == ["r2", "r3"]
+    assert lines[2].endswith(", the first after 2.0 ms, over after 5.0 ms")
     assert lines[-2:] == [f"vllm-lite trace show {tmp_path}", f"vllm-lite trace check {tmp_path}"]
     assert engine.seen == [(3, 2), (3, 2)]
     assert (engine.page.level, engine.page.count) == (0, -1)
@@ -90,21 +91,9 @@ def test_a_request_that_the_engine_core_still_has_is_not_over(engine: Engine, tm
     assert "No request began and ended meanwhile." in capsys.readouterr().out
 
 
-def test_without_an_engine_those_that_run_are_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Out) -> None:
-    monkeypatch.setattr(trace_live, "live_runs", lambda: [LiveRun(tmp_path, 4711, 2)])
-    assert main(["trace", "attach"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("ENGINES THAT RUN  1  ---")
-    assert lines[1:] == ["      pid  level  run directory", f"     4711      2  {tmp_path}"]
-    monkeypatch.setattr(trace_live, "live_runs", list)
-    assert main(["trace", "attach"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == ["`vllm-lite trace run` in another terminal starts one."]
-
-
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--level", "2"], "--level must be absent without RUN, the engine to trace; got 2"),
         (["1", "--level", "4"], "--level must be an integer >= 1 and <= 3; got 4"),
         (["1", "--trace-count", "0"], "--trace-count must be an integer >= 1; got 0"),
         (["/nowhere"], "RUN must be the process id or run directory of an engine that runs here ("),
@@ -134,7 +123,7 @@ def test_one_frame_where_the_output_is_no_terminal(
     monkeypatch.setattr(trace_live, "sleep", lambda _: levels.append(page.level))
     assert main(["trace", "top", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"TOP  engine {os.getpid()}  ---")
+    assert lines[0].startswith(f"TOP  engine {os.getpid()}  m  ---")
     assert lines[1].endswith("steps a second")
     assert lines[2].startswith("MAILROOM  1 bag  1 letter")
     assert (levels, page.level) == ([2], 0)
@@ -171,20 +160,46 @@ def test_frames_on_a_terminal_until_the_end(
     assert page.level == 0
 
 
-def test_the_only_engine_needs_no_name(page: ControlPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
-    monkeypatch.setattr(trace_live, "sleep", lambda _: None)
-    monkeypatch.setattr(live, "live_runs", lambda: [LiveRun(tmp_path, os.getpid(), 0)])
-    assert main(["trace", "top"]) == 0
-    assert "MAILROOM  1 bag" in capsys.readouterr().out
+@pytest.mark.parametrize(("command", "code", "shown"), [("attach", 130, "model m"), ("top", 0, "MAILROOM  1 bag")])
+def test_the_only_engine_needs_no_name(
+    command: str, code: int, shown: str, page: ControlPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    def rest(_: float) -> None:
+        if command == "attach":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(trace_live, "sleep", rest)
+    monkeypatch.setattr(live, "live_runs", lambda: [LiveRun(tmp_path, os.getpid(), 0, 0)])
+    assert main(["trace", command]) == code
+    assert shown in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["attach", "top"])
 @pytest.mark.parametrize(
     ("pids", "known"),
     [([], "none does; `vllm-lite trace run` in another terminal starts one"), ([11, 12], "11, 12"), ([11, 11], "/r, /r")],
 )
-def test_none_or_several_is_refused(pids: list[int], known: str, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
-    monkeypatch.setattr(live, "live_runs", lambda: [LiveRun(Path("/r"), pid, 0) for pid in pids])
-    assert main(["trace", "top"]) == 2
-    assert capsys.readouterr().err == (
-        f"vllm-lite: RUN must be the process id or run directory of an engine that runs here ({known})\n"
-    )
+def test_none_or_several_is_refused(
+    command: str, pids: list[int], known: str, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    for module in (live, trace_live):
+        monkeypatch.setattr(module, "live_runs", lambda: [LiveRun(Path("/r"), pid, 0, 0) for pid in pids])
+    assert main(["trace", command]) == 2
+    said = capsys.readouterr()
+    assert said.err == f"vllm-lite: RUN must be the process id or run directory of an engine that runs here ({known})\n"
+    assert len(said.out.splitlines()) == (len(pids) + 2 if pids else 0)
+
+
+def test_those_that_run_are_listed_where_one_must_be_named(
+    page: ControlPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    traced, quiet = LiveRun(tmp_path, 4711, 2, 1_767_268_800), LiveRun(tmp_path / "no", 12, 0, 1_767_268_860)
+    for module in (live, trace_live):
+        monkeypatch.setattr(module, "live_runs", lambda: [traced, quiet])
+    monkeypatch.setattr(trace_live, "localtime", time.gmtime)
+    assert main(["trace", "attach"]) == 2
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "      pid  started       model           run directory",
+        f"     4711  01 Jan 12:00  m               {tmp_path}",
+        f"       12  01 Jan 12:01  not traced yet  {tmp_path}/no",
+    ]

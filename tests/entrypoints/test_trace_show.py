@@ -77,10 +77,11 @@ def test_a_folder_without_a_run(tmp_path: Path, capsys: Out) -> None:
         assert why in capsys.readouterr().err
 
 
-def test_a_folder_of_runs_names_some_of_them(tmp_path: Path, capsys: Out) -> None:
+@pytest.mark.parametrize("command", ["show DIR", "check DIR", "export DIR --html page.html", "diff DIR DIR"])
+def test_a_folder_of_runs_names_some_of_them(command: str, tmp_path: Path, capsys: Out) -> None:
     for name in "abcd":
         write_canned_run(tmp_path / name)
-    assert main(["trace", "show", str(tmp_path)]) == 2
+    assert main(["trace", *command.replace("DIR", str(tmp_path)).split()]) == 2
     assert capsys.readouterr().err.endswith(f". Folders in it with a run: {tmp_path}/b, {tmp_path}/c, {tmp_path}/d\n")
 
 

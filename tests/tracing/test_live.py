@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,11 +27,18 @@ def engine_dir(tmp_path: Path) -> Path:
     return run_dir
 
 
+def live_run(run_dir: Path) -> LiveRun:
+    """As it is to be found."""
+    with closing(ControlPage.open(run_dir)) as page:
+        return LiveRun(run_dir, os.getpid(), 0, page.anchor.wall_ns / 1e9)
+
+
 def test_a_run_is_found_by_its_owner_by_its_folder_and_in_the_list(engine_dir: Path) -> None:
     recorder = Recorder(engine_dir, "frontend", "loop")
-    expected = LiveRun(engine_dir, os.getpid(), 0)
+    expected = live_run(engine_dir)
     assert find_live_run(str(os.getpid())) == expected
     assert find_live_run(str(engine_dir)) == expected
+    assert abs(expected.started - time.time()) < 60
     assert expected in live_runs()
     recorder.close()
     assert expected not in live_runs()
@@ -50,8 +59,8 @@ def test_and_by_any_process_of_its_engine(engine_dir: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
-        assert find_live_run(str(child.pid)) == LiveRun(engine_dir, os.getpid(), 0)
-        assert find_live_run(str(os.getpid())) == LiveRun(engine_dir, os.getpid(), 0)  # which has not mapped it
+        assert find_live_run(str(child.pid)) == live_run(engine_dir)
+        assert find_live_run(str(os.getpid())) == live_run(engine_dir)  # which has not mapped it
         child.communicate()
 
 
@@ -114,6 +123,13 @@ def test_a_tail_remembers_the_last_bags_and_requests(run_dir: Path, monkeypatch:
     assert [bag.sort.bag for bag in run.bags] == [16, 17, 18, 19, 20]
     assert [request.accept.req for request in run.requests] == [18, 19, 20]
     assert run.unclaimed == 0
+
+
+def test_the_model_of_a_run_is_known_from_its_first_traced_request(run_dir: Path) -> None:
+    run = LiveRun(run_dir, os.getpid(), 0, 0)
+    assert run.model == ""
+    SpoolWriter(run_dir, "frontend", "loop").write([make.accept(1)])
+    assert run.model == "m"
 
 
 def test_a_tail_starts_at_the_newest_segment(run_dir: Path) -> None:

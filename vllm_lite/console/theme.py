@@ -92,7 +92,7 @@ class Screen(NamedTuple):
 
     def _ruled(self, rule: str, name: str, *facts: str) -> Text:
         line = Text().append(name, STRONG)
-        for fact in facts:
+        for fact in filter(None, facts):
             line.append("  ").append(fact, DIM)
         line.append("  ").append(rule * (self.width - line.cell_len), DIM)
         return self.fit(line)

@@ -28,13 +28,14 @@ class Top:
     """Draws frame after frame; a request keeps its letter from one to the next."""
 
     def __init__(self, name: str) -> None:
-        self.name, self._run, self._now = name, Run(Path()), 0
+        self.name, self._model, self._run, self._now = name, "", Run(Path()), 0
         self._numbers: dict[str, int] = {}
 
     def look(self, run: Run, now: int) -> None:
         """The run as it is at `now`, monotonic nanoseconds."""
         for request in run.requests:
             self._numbers.setdefault(request.accept.span_id, len(self._numbers))
+            self._model = request.accept.model
         bags = run.bags[-BAGS:]
         start = bags[0].process.wall(bags[0].sort.t_received) if bags else 0
         recent = [r for r in run.requests if r.close is None or r.process.wall(r.close.t) >= start]
@@ -44,7 +45,7 @@ class Top:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """One frame, as high as the screen at most."""
         screen = Screen.of(console, options)
-        yield screen.title("top", self.name)
+        yield screen.title("top", self.name, screen.printable(self._model))
         yield screen.fit(self._busy(self._run))
         view = Mailroom(self._run, None, [self._numbers[request.accept.span_id] for request in self._run.requests])
         view.rows = view.rows[-max(LEAST, options.size.height - AROUND) :]

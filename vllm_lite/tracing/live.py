@@ -30,6 +30,12 @@ class LiveRun(NamedTuple):
     path: Path
     pid: int
     level: int
+    started: float  # seconds since 1970
+
+    @property
+    def model(self) -> str:
+        """What it serves, as the requests tell that were traced; "" where none was."""
+        return next((request.accept.model for request in Tail(self.path).poll().requests), "")
 
 
 def live_runs() -> list[LiveRun]:
@@ -118,6 +124,6 @@ def _mapped(maps: Path) -> list[Path]:
 def _look(run_dir: Path) -> LiveRun | None:
     try:
         with closing(ControlPage.open(run_dir)) as page:
-            return LiveRun(run_dir, page.pid, page.level) if is_alive(page.pid) else None
+            return LiveRun(run_dir, page.pid, page.level, page.anchor.wall_ns / 1e9) if is_alive(page.pid) else None
     except (OSError, ValueError):
         return None

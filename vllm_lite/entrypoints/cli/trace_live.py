@@ -8,13 +8,13 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import argparse
-from time import monotonic_ns, sleep
+from time import localtime, monotonic_ns, sleep, strftime
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from vllm_lite.config.checks import check_int, refuse
+from vllm_lite.config.checks import check_int
 from vllm_lite.console.figures import count, span
 from vllm_lite.console.passage import first_token
 from vllm_lite.console.theme import DIM, STRONG, Screen, new_console
@@ -23,6 +23,7 @@ from vllm_lite.console.top import Top
 from vllm_lite.entrypoints.cli import views
 from vllm_lite.entrypoints.cli.command import Commands, add_command
 from vllm_lite.entrypoints.cli.session import INTERRUPTED
+from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing.journey import RequestJourney
 from vllm_lite.tracing.live import LiveRun, Tail, find_live_run, live_runs, switched
 from vllm_lite.tracing.process import is_alive
@@ -36,8 +37,8 @@ Trace the requests that come to a running engine from now on, and print each
 that ends. Ctrl-C, or the last request of --trace-count, puts the level back.
 
 examples:
-  vllm-lite trace attach                        which engines run here
-  vllm-lite trace attach 4711                   until Ctrl-C
+  vllm-lite trace attach                        the only engine that runs here
+  vllm-lite trace attach 4711                   the one with this process id
   vllm-lite trace attach 4711 --trace-count 20  the next 20 requests
   vllm-lite trace attach RUN --level 1          by its run directory
 """
@@ -54,6 +55,7 @@ examples:
   vllm-lite trace top         the only engine that runs here
   vllm-lite trace top 4711    by its process id, or its run directory
 """
+RUN = "process id or run directory; absent: the only one that runs"
 ATTACH_LEVEL = 3
 TOP_LEVEL = 2  # single letters
 POLL_S = 0.1
@@ -64,7 +66,7 @@ LOOK_S = 1.0  # where the output is no terminal
 def add_attach(commands: Commands) -> None:
     """Add `attach` to the actions of `vllm-lite trace`."""
     parser = add_command(commands, attach, ATTACH)
-    parser.add_argument("live", metavar="RUN", nargs="?", help="process id or run directory; absent: list what runs")
+    parser.add_argument("live", metavar="RUN", nargs="?", help=RUN)
     parser.add_argument("--level", type=int, metavar="N", help=f"the trace level meanwhile, 1 to 3 ({ATTACH_LEVEL})")
     parser.add_argument("--trace-count", type=int, metavar="N", help="trace so many requests and end")
 
@@ -72,40 +74,41 @@ def add_attach(commands: Commands) -> None:
 def add_top(commands: Commands) -> None:
     """Add `top` to the actions of `vllm-lite trace`."""
     parser = add_command(commands, watch, TOP)
-    parser.add_argument("live", metavar="RUN", nargs="?", help="process id or run directory; absent: the only one")
+    parser.add_argument("live", metavar="RUN", nargs="?", help=RUN)
+
+
+def _find(console: Console, wanted: str | None) -> LiveRun:
+    """The engine that is meant; where that is not clear, those that run are listed."""
+    try:
+        return find_live_run(wanted)
+    except VLLMValidationError:
+        if runs := live_runs():
+            console.print(Screen.of(console).title("engines that run", str(len(runs))))
+            models = [live.model or "not traced yet" for live in runs]
+            width = max(map(len, models))
+            console.print(Text(f"{'pid':>9}  started       {'model'.ljust(width)}  run directory", DIM))
+            for live, model in zip(runs, models, strict=True):
+                since = strftime("%d %b %H:%M", localtime(live.started))
+                line = Text.assemble((f"{live.pid:>9}", STRONG), f"  {since}  {model.ljust(width)}  {live.path}")
+                console.print(line, soft_wrap=True)
+        raise
 
 
 # ---- attach ----------------------------------------------------------------------------------------------------------------
 
 
 def attach(args: argparse.Namespace) -> int:
-    """List or follow. Raises VLLMValidationError where there is no such engine."""
+    """Follow it. Raises VLLMValidationError where there is no such engine, or several and none was named."""
     for option, value, most in (("--level", args.level, 3), ("--trace-count", args.trace_count, None)):
         if value is not None:
             check_int(option, value, 1, most)
-            if args.live is None:
-                raise refuse(option, value, "absent without RUN, the engine to trace")
     console = new_console()
-    if args.live is None:
-        _list(console)
-        return 0
-    return _follow(console, find_live_run(args.live), args.level or ATTACH_LEVEL, args.trace_count)
-
-
-def _list(console: Console) -> None:
-    runs = live_runs()
-    console.print(Screen.of(console).title("engines that run", str(len(runs))))
-    if not runs:
-        console.print(Text("`vllm-lite trace run` in another terminal starts one.", DIM))
-        return
-    console.print(Text(f"{'pid':>9}{'level':>7}  run directory", DIM))
-    for live in runs:
-        console.print(Text.assemble((f"{live.pid:>9}", STRONG), f"{live.level:>7}  {live.path}"), soft_wrap=True)
+    return _follow(console, _find(console, args.live), args.level or ATTACH_LEVEL, args.trace_count)
 
 
 def _follow(console: Console, live: LiveRun, level: int, limit: int | None) -> int:
     """Until `limit` requests are over, the engine ends, or Ctrl-C comes; its exit code."""
-    since, over, code = monotonic_ns(), set[str](), 0
+    since, over, models, code = monotonic_ns(), set[str](), set[str](), 0
     until = "Ctrl-C ends it" if limit is None else f"for {count(limit, 'request')}, or until Ctrl-C"
     console.print(Screen.of(console).title("attached", f"engine {live.pid}", f"level {level}", until))
     tail = Tail(live.path)
@@ -113,10 +116,10 @@ def _follow(console: Console, live: LiveRun, level: int, limit: int | None) -> i
         with switched(live.path, level, limit):
             while is_alive(live.pid) and (limit is None or len(over) < limit):
                 sleep(POLL_S)
-                _tell(console, tail, since, over)
+                _tell(console, tail, since, over, models)
     except KeyboardInterrupt:
         code = INTERRUPTED
-    _tell(console, tail, since, over)
+    _tell(console, tail, since, over, models)
     if over:
         views.look_again(console, live.path)
     else:
@@ -124,10 +127,13 @@ def _follow(console: Console, live: LiveRun, level: int, limit: int | None) -> i
     return code
 
 
-def _tell(console: Console, tail: Tail, since: int, over: set[str]) -> None:
-    """A line for each request that came after `since` and is over now, for front end and engine core."""
-    screen = Screen.of(console)
-    for request in tail.poll().requests:
+def _tell(console: Console, tail: Tail, since: int, over: set[str], models: set[str]) -> None:
+    """The model, once a request tells it; a line for each that came after `since` and is over for both processes."""
+    screen, requests = Screen.of(console), tail.poll().requests
+    for model in {request.accept.model for request in requests} - models:
+        models.add(model)
+        console.print(Text(f"model {screen.printable(model)}", DIM))
+    for request in requests:
         is_over = request.close is not None and all(stay.t_end is not None or stay.process.died for stay in request.stays)
         if is_over and request.accept.t >= since and request.accept.span_id not in over:
             over.add(request.accept.span_id)
@@ -150,7 +156,7 @@ def _line(request: RequestJourney, screen: Screen) -> Text:
 def watch(args: argparse.Namespace) -> int:
     """Watch it. Raises VLLMValidationError where there is no such engine, or several and none was named."""
     console = new_console()
-    live = find_live_run(args.live)
+    live = _find(console, args.live)
     top, tail, code = Top(f"engine {live.pid}"), Tail(live.path), 0
     with switched(live.path, max(live.level, TOP_LEVEL)):
         if console.is_terminal:

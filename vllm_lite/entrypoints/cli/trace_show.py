@@ -7,7 +7,6 @@ Mirrors: nothing in vLLM.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from vllm_lite.config.checks import check_int, refuse
 from vllm_lite.console.bag import BagView
@@ -70,7 +69,7 @@ def show(args: argparse.Namespace) -> int:
     """Show it. Raises FileNotFoundError where there is no such run, VLLMValidationError for an unknown request or bag."""
     if args.slow is not None:
         check_int("--slow", args.slow, 1)
-    run, console = _open(args.dir), new_console()
+    run, console = views.open_run(args.dir), new_console()
     if args.request is not None:
         number = _find(run, args.request)
         console.print(Waterfall(run.requests[number], number))
@@ -86,17 +85,8 @@ def show(args: argparse.Namespace) -> int:
 
 def diff(args: argparse.Namespace) -> int:
     """Compare them. Raises FileNotFoundError where one of them is no run."""
-    new_console().print(Diff(_open(args.a), _open(args.b), (args.a, args.b)))
+    new_console().print(Diff(views.open_run(args.a), views.open_run(args.b), (args.a, args.b)))
     return 0
-
-
-def _open(run_dir: str) -> Run:
-    """The run there. FileNotFoundError where there is none, with some of the runs that lie in its folders."""
-    try:
-        return views.open_run(run_dir)
-    except FileNotFoundError as error:
-        runs = sorted({str(spool.parent) for spool in Path(run_dir).glob("*/*.vlt")})[-3:]
-        raise FileNotFoundError(f"{error}. Folders in it with a run: {', '.join(runs)}" if runs else str(error)) from None
 
 
 def _find(run: Run, wanted: str) -> int:

@@ -31,9 +31,14 @@ OTHERS = "  More waterfalls: `trace show` with --request ID, or --all for every 
 
 
 def open_run(run_dir: str) -> Run:
-    """A run for a process that reads it and ends. Raises FileNotFoundError where there is none."""
+    """A run for a process that reads it and ends. Raises FileNotFoundError where there is none, with some that lie in folders
+    of it."""
     gc.disable()  # nothing of it is garbage, and looking for some takes longer than reading it,
-    run = load_run(run_dir)
+    try:
+        run = load_run(run_dir)
+    except FileNotFoundError as error:
+        runs = sorted({str(spool.parent) for spool in Path(run_dir).glob("*/*.vlt")})[-3:]
+        raise FileNotFoundError(f"{error}. Folders in it with a run: {', '.join(runs)}" if runs else str(error)) from None
     gc.freeze()  # as it would when the process ends
     return run
 
