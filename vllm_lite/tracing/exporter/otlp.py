@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.trace.v1 import trace_pb2 as pb
 
 from vllm_lite.tracing.process import Process
@@ -30,11 +30,13 @@ V = TypeVar("V")
 # Numbers of repeated fields: ExportTraceServiceRequest.resource_spans and so on down.
 RESOURCE_SPANS, RESOURCE, SCOPE_SPANS, THE_SCOPE, SPANS, RESOURCE_ATTRIBUTES = 1, 1, 2, 1, 2, 1
 SPAN_NAME, SPAN_ATTRIBUTES, SPAN_EVENTS, SPAN_LINKS, EVENT_NAME, EVENT_ATTRIBUTES, LINK_ATTRIBUTES = 5, 9, 11, 13, 2, 3, 4
-KEY, VALUE, STRING = 1, 2, 1  # of an attribute, and of a value that is text
+KEY, VALUE, STRING, ARRAY, VALUES = 1, 2, 1, 5, 1  # of an attribute, of a value that is text or a list, and of a list
 # What each span has, every part behind its tag (a number and a wire type), and behind its length where that is not given.
-_HEAD, _EVENT_TIME, _DOUBLE = struct.Struct("<2s16s2s8sBBBQBQ2sI"), struct.Struct("<BQ"), struct.Struct("<d")
+_HEAD, _LINK = struct.Struct("<2s16s2s8sBBBQBQ2sI"), struct.Struct("<2s16s2s8sBI")
+_EVENT_TIME, _DOUBLE = struct.Struct("<BQ"), struct.Struct("<d")
 _TRACE_ID, _SPAN_ID, _PARENT = bytes((1 << 3 | 2, 16)), bytes((2 << 3 | 2, 8)), bytes((4 << 3 | 2, 8))
 _KIND, _START, _END, _TIME, _FLAGS = 6 << 3, 7 << 3 | 1, 8 << 3 | 1, 1 << 3 | 1, b"\x85\x01"  # 16 << 3 | 5 is too large for one
+_LINK_FLAGS, _BOOL, _INT, _FLOAT = 6 << 3 | 5, 2 << 3, 3 << 3, 4 << 3 | 1
 
 
 def _item(field: int, body: bytes) -> bytes:
@@ -49,12 +51,19 @@ def _head(field: int, length: int) -> bytes:
     """The tag of an item of that field, and its length in groups of seven bits."""
     if length < 0x80:
         return _SHORT[field][length]
-    head = bytearray((field << 3 | 2,))
-    while length > 0x7F:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    head.append(length)
-    return bytes(head)
+    if length < 0x4000:
+        return bytes((field << 3 | 2, length & 0x7F | 0x80, length >> 7))
+    return bytes((field << 3 | 2, *_sevens(length)))
+
+
+def _sevens(number: int) -> bytes:
+    """It in groups of seven bits, the lowest first."""
+    groups = bytearray()
+    while number > 0x7F:
+        groups.append(number & 0x7F | 0x80)
+        number >>= 7
+    groups.append(number)
+    return groups
 
 
 _SCOPE = _item(THE_SCOPE, InstrumentationScope(name=SCOPE["name"], version=SCOPE["version"]).SerializeToString())
@@ -72,7 +81,9 @@ class Encoder:
         scopes: dict[Process, list[bytes]] = {}
         for span in spans:
             body = _span(span)
-            scopes.setdefault(span.process, [_SCOPE]).extend((_head(SPANS, len(body)), body))
+            if (scope := scopes.get(span.process)) is None:
+                scope = scopes[span.process] = [_SCOPE]
+            scope += _head(SPANS, len(body)), body
         parts = list[bytes]()
         for process, scope in scopes.items():
             resource, size = self._resource(process), sum(map(len, scope))
@@ -95,9 +106,12 @@ def _span(span: Span) -> bytes:
         parts.append(_PARENT + bytes.fromhex(span.parent_span_id))
     if span.error is not None or span.tracestate or span.dropped_attributes or span.dropped_events or span.dropped_links:
         parts.append(_rare(span))
-    parts.append(_attributes(SPAN_ATTRIBUTES, span.attributes))
-    parts += [_event(event) for event in span.events]
-    parts += [link.encoded or _encode_link(link) for link in span.links]
+    if span.attributes:
+        parts.append(_attributes(SPAN_ATTRIBUTES, span.attributes))
+    if span.events:
+        parts += [_event(event) for event in span.events]
+    if span.links:
+        parts += [link.encoded or _encode_link(link) for link in span.links]
     return b"".join(parts)
 
 
@@ -114,8 +128,9 @@ def _rare(span: Span) -> bytes:
 
 
 def _encode_link(link: Link) -> bytes:
-    head = pb.Span.Link(trace_id=bytes.fromhex(link.trace_id), span_id=bytes.fromhex(link.span_id), flags=REMOTE)
-    link.encoded = _item(SPAN_LINKS, head.SerializeToString() + _attributes(LINK_ATTRIBUTES, link.attributes))
+    ids = _TRACE_ID, bytes.fromhex(link.trace_id), _SPAN_ID, bytes.fromhex(link.span_id)
+    body = _LINK.pack(*ids, _LINK_FLAGS, REMOTE) + _attributes(LINK_ATTRIBUTES, link.attributes)
+    link.encoded = _item(SPAN_LINKS, body)
     return link.encoded
 
 
@@ -168,8 +183,7 @@ def _attributes(field: int, attributes: Mapping[str, AttributeValue]) -> bytes:
 
 
 def _pair(field: int, name: str, value: AttributeValue) -> bytes:
-    encoded = _item(STRING, value.encode()) if isinstance(value, str) else _value(value).SerializeToString()
-    return _item(field, _item(KEY, name.encode()) + _item(VALUE, encoded))
+    return _item(field, _item(KEY, name.encode()) + _item(VALUE, _any(value)))
 
 
 @functools.lru_cache(CACHED)
@@ -178,13 +192,13 @@ def _double(field: int, name: str) -> bytes:
     return _pair(field, name, 0.0)[: -_DOUBLE.size]
 
 
-def _value(value: AttributeValue) -> AnyValue:
-    if isinstance(value, bool):
-        return AnyValue(bool_value=value)
-    if isinstance(value, int):
-        return AnyValue(int_value=value)
-    if isinstance(value, float):
-        return AnyValue(double_value=value)
+def _any(value: AttributeValue) -> bytes:
     if isinstance(value, str):
-        return AnyValue(string_value=value)
-    return AnyValue(array_value=ArrayValue(values=[_value(item) for item in value]))
+        return _item(STRING, value.encode())
+    if isinstance(value, bool):
+        return bytes((_BOOL, value))
+    if isinstance(value, int):
+        return bytes((_INT, *_sevens(value & 2**64 - 1)))  # two's complement
+    if isinstance(value, float):
+        return bytes((_FLOAT, *_DOUBLE.pack(value)))
+    return _item(ARRAY, b"".join([_item(VALUES, _any(item)) for item in value]))

@@ -193,7 +193,9 @@ class Assembler:
         for req, count in record.refused:
             self._stay(process, req).num_refused = count
         stays = self.stays[process]
-        step.members = [stays.get(req) or self._stay(process, req) for req in record.reqs]
+        step.members = list(map(stays.get, record.reqs))
+        if not all(step.members):
+            step.members = [self._stay(process, req) for req in record.reqs]
         for stay in step.members:
             stay.spells[-1].steps.append(step)
         self.steps.add(record.trace_id, step)

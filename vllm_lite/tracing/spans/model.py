@@ -98,10 +98,10 @@ class Span(msgspec.Struct):
     ) -> Span:
         """A span right below this one; `t` is monotonic time of its process. Where no header carried its id, that is derived
         from the parent's, the name and, where several have the same, a `number`."""
-        process = process or self.process
-        ids = self.trace_id, span_id or derived_id(f"{self.span_id}/{name}/{number}"), self.span_id
-        remote, times = process is not self.process, (process.wall(t[0]), process.wall(t[1]))
-        return Span(process, *ids, name, kind, *times, attributes or {}, remote_parent=remote)
+        process, parent = process or self.process, self.span_id
+        ids, offset = (self.trace_id, span_id or _digest(f"{parent}/{name}/{number}", 8), parent), process.offset
+        remote, times = process is not self.process, (t[0] + offset, t[1] + offset)
+        return Span(process, *ids, name, kind, *times, attributes or {}, [], [], None, None, remote)
 
     def hold(self, spans: Iterable[Span]) -> None:
         """Last until those of `spans` are over that are right below this one."""
@@ -121,12 +121,16 @@ class Span(msgspec.Struct):
 
 def derived_id(*parts: str | int) -> str:
     """The id of a span that no header ever carried: the same parts give the same id, whoever builds the span, and when."""
-    return hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).hexdigest()
+    return _digest("/".join(map(str, parts)), 8)
 
 
 def derived_trace_id(*parts: str | int) -> str:
     """The same for a trace."""
-    return hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=16).hexdigest()
+    return _digest("/".join(map(str, parts)), 16)
+
+
+def _digest(text: str, size: int) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
 
 
 def known(attributes: Mapping[str, AttributeValue | None]) -> Attributes:

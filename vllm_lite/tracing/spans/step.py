@@ -62,25 +62,32 @@ def _root(step: StepJourney) -> Span:
 
 def _links(step: StepJourney) -> list[Link]:
     """To the root span of each traced request in the step, with the tokens granted to all its samples."""
-    links, sampled = list[Link](), dict[RequestJourney, int]()
-    for stay, tokens in zip(step.members, step.schedule.tokens, strict=False):  # a step that was forgotten has no members
-        if (link := stay.links.get(tokens)) is not None:
-            links.append(link)
-        elif stay.request is not None and stay.request.has_samples:
+    shares = zip(step.members, step.schedule.tokens, strict=False)  # a step that was forgotten has no members
+    found = [stay.links.get(tokens) or _link(stay, tokens) for stay, tokens in shares]
+    if all(found):
+        return found  # type: ignore[return-value]
+    sampled = dict[RequestJourney, int]()
+    for stay, tokens in zip(step.members, step.schedule.tokens, strict=True):
+        if stay.request is not None and stay.request.has_samples:
             sampled[stay.request] = sampled.get(stay.request, 0) + tokens
-        elif stay.request is not None or stay.receive is not None:
-            links.append(stay.links.setdefault(tokens, _link(stay, tokens)))
-    return links + [_link(request.stays[0], tokens) for request, tokens in sampled.items()]
+    links = [_to(request.accept, request.accept.external_id, tokens) for request, tokens in sampled.items()]
+    return [*filter(None, found), *links]
 
 
-def _link(stay: Stay, tokens: int) -> Link:
-    if stay.request is not None:
-        accept = stay.request.accept
-        return Link(accept.trace_id, accept.span_id, {REQUEST_ID: accept.external_id, "vllm_lite.num_tokens": tokens})
-    # Its front end's spool is lost: the stay is the highest span there is.
-    assert stay.receive is not None
-    receive = stay.receive
-    return Link(receive.trace_id, receive.span_id, {REQUEST_ID: receive.internal_id, "vllm_lite.num_tokens": tokens})
+def _link(stay: Stay, tokens: int) -> Link | None:
+    """None for one of several samples, which are linked together, and for one of whom hardly anything is known."""
+    link = None
+    if stay.request is not None and not stay.request.has_samples:
+        link = _to(stay.request.accept, stay.request.accept.external_id, tokens)
+    elif stay.request is None and stay.receive is not None:  # its front end's spool is lost: the stay is the highest span there is
+        link = _to(stay.receive, stay.receive.internal_id, tokens)
+    if link is not None:
+        stay.links[tokens] = link
+    return link
+
+
+def _to(span: rec.Accept | rec.Receive, request_id: str, tokens: int) -> Link:
+    return Link(span.trace_id, span.span_id, {REQUEST_ID: request_id, "vllm_lite.num_tokens": tokens})
 
 
 def _stages(step: StepJourney, root: Span) -> list[Span]:
