@@ -33,7 +33,7 @@ def test_the_figures_of_a_row() -> None:
     assert "S2 tokenise       1      0.84 |" in text
     assert "S8 sort           6      1.48 |" in text
     assert "C 28 prompt tokens, 5 answer tokens, stop at '.'; first after 33.6 ms" in text
-    assert "mailbox: 5 puts = 5 takes + 0 staples + 0 left; longest wait 45 us" in text
+    assert "mailbox: 5 puts = 5 takes; longest wait 45 us" in text
 
 
 def test_what_ascii_fills_a_cell_with_is_explained() -> None:

@@ -27,8 +27,8 @@ def test_the_sentences() -> None:
         "steps        9, 1 with prompts; 2.6 requests in a step on the mean, 3 at most",
         "KV cache     3.3% used at most; 0 preemptions",
         "bags         9 with 23 letters, 1.3 KiB",
-        "letters      18 into an empty mailbox, 4 stapled, 0 kept back, 1 late",
-        "mailboxes    22 puts = 18 takes + 4 staples + 0 left",
+        "letters      18 into an empty mailbox, 4 stapled to one not taken yet, 1 late (its request was over)",
+        "mailboxes    22 puts = 18 takes + 4 staples",
         "aborts       1: 1 stop string found",
     ]
 
@@ -38,7 +38,7 @@ def test_mailboxes_that_do_not_add_up_are_told() -> None:
     close = run.requests[0].close
     assert close is not None
     close.takes -= 1
-    assert "mailboxes    22 puts = 17 takes + 4 staples + 0 left does not add up" in lines(Totals(run))
+    assert "mailboxes    22 puts = 17 takes + 4 staples does not add up" in lines(Totals(run))
 
 
 def test_gap_15_calls_are_one_line() -> None:
@@ -46,7 +46,9 @@ def test_gap_15_calls_are_one_line() -> None:
     front, error = run.processes[0], ("RuntimeError", "no room")
     calls = [make.call(1, 2), make.call(3, 4, method="wake_up", error=error), make.call(5, 6, method="wake_up")]
     run.calls = [UtilityCall((front, call)) for call in calls] + [UtilityCall(None, (front, make.serve(1, 2, 3)))]
-    assert lines(Totals(run))[10] == "calls        4: 2 sleep, 2 wake_up; failed: 1 wake_up: RuntimeError"
+    assert lines(Totals(run), 120)[10] == (
+        "calls        4 utility calls (methods of the engine core, no requests): 2 sleep, 2 wake_up; failed: 1 wake_up:"
+    )
 
 
 def test_what_was_not_recorded_is_told() -> None:
@@ -63,8 +65,8 @@ def test_a_sentence_that_is_too_long_goes_on_in_the_next_line() -> None:
         "             the mean, 3 at most",
         "KV cache     3.3% used at most; 0 preemptions",
         "bags         9 with 23 letters, 1.3 KiB",
-        "letters      18 into an empty mailbox, 4 stapled, 0 kept",
-        "             back, 1 late",
+        "letters      18 into an empty mailbox, 4 stapled to one not",
+        "             taken yet, 1 late (its request was over)",
     ]
 
 

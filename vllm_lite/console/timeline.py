@@ -7,7 +7,7 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
@@ -16,6 +16,7 @@ from vllm_lite.console.passage import STOPS, Chart, first_token, request_end, re
 from vllm_lite.console.theme import DIM, ERROR, STRONG, Screen, View, request_name, request_style
 from vllm_lite.tracing.journey import RequestJourney, Run
 from vllm_lite.tracing.journey.times import ABORT, DECODE, PREFILL, QUEUED, request_visits
+from vllm_lite.tracing.records import Close
 
 LINES = 20  # requests shown on the common axis before the middle is left out
 LABEL = 12
@@ -79,10 +80,8 @@ class Waterfall(View):
             for key, times in found.items()
         )
         if close is not None:
-            text = f"mailbox: {count(close.puts, 'put')} = {count(close.takes, 'take')}"
-            text += f" + {count(close.staples, 'staple')} + {close.left} left"
             waits = request.waits
-            yield Text(f"{text}; longest wait {span(max(waits))}" if waits else text, DIM)
+            yield Text(f"mailbox: {mailbox_sum([close])}" + (f"; longest wait {span(max(waits))}" if waits else ""), DIM)
 
 
 def _life(request: RequestJourney, number: int, scale: TimeScale, ticks: list[int], screen: Screen) -> Text:
@@ -98,6 +97,15 @@ def _life(request: RequestJourney, number: int, scale: TimeScale, ticks: list[in
     for t in (t for key, t, _ in visits if key == ABORT):
         cells[scale.cell(t)] = ("x", ERROR)
     return Text.assemble(*cells)
+
+
+def mailbox_sum(closes: Sequence[Close]) -> str:
+    """How many letters were put into mailboxes, and what became of them."""
+    puts, takes, staples = (sum(getattr(close, name) for close in closes) for name in ("puts", "takes", "staples"))
+    left = sum(close.left for close in closes)
+    text = f"{count(puts, 'put')} = {count(takes, 'take')}" + (f" + {count(staples, 'staple')}" if staples else "")
+    text += f" + {left:,} left, never taken" if left else ""
+    return text if puts == takes + staples + left else f"{text} does not add up"
 
 
 def ending(request: RequestJourney) -> str:

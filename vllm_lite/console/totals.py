@@ -17,7 +17,7 @@ from vllm_lite.console.figures import SECOND, count, ms, size, span
 from vllm_lite.console.passage import STOPS, time_span
 from vllm_lite.console.rows import REASONS, fates
 from vllm_lite.console.theme import DIM, ERROR, PROCESS_NAMES, PROCESS_STYLES, STRONG, Screen, View
-from vllm_lite.console.timeline import ending
+from vllm_lite.console.timeline import ending, mailbox_sum
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.compare import Figures, facts
 from vllm_lite.tracing.journey import LATE, Run
@@ -34,6 +34,12 @@ MEANINGS = {
     WIRE: "a bag between two processes",
     ABORT: "given up, until the core hears it",
 } | {code: station.meaning for code, station in STATIONS.items()}
+FATES = {
+    rec.PUT: "into an empty mailbox",
+    rec.STAPLED: "stapled to one not taken yet",
+    rec.KEPT_BACK: "kept back for a later one",
+    LATE: "late (its request was over)",
+}
 Fact = tuple[str, str, str]  # label, sentence, style
 
 
@@ -90,18 +96,14 @@ def _requests(run: Run) -> Iterator[Fact]:
 def _letters(run: Run) -> Iterator[Fact]:
     letters, octets = sum(bag.sort.num_outputs for bag in run.bags), sum(bag.sort.body_size for bag in run.bags)
     yield "bags", f"{len(run.bags):,} with {count(letters, 'letter')}, {size(octets)}", ""
-    closes = [request.close for request in run.requests if request.close]
-    puts, takes = sum(close.puts for close in closes), sum(close.takes for close in closes)
-    staples, left = sum(close.staples for close in closes), sum(close.left for close in closes)
-    found = fates(run.bags)
-    words = {rec.PUT: "into an empty mailbox", rec.STAPLED: "stapled", rec.KEPT_BACK: "kept back", LATE: "late"}
-    told = [f"{found[fate]:,} {word}" for fate, word in words.items()]
-    own = puts - found[rec.PUT] - found[rec.STAPLED]  # the front end's own letters: they tell of an abort
+    closes, found = [request.close for request in run.requests if request.close], fates(run.bags)
+    told = [f"{found[fate]:,} {word}" for fate, word in FATES.items() if found[fate]]
+    # Some are the front end's own.
+    own = sum(close.puts for close in closes) - found[rec.PUT] - found[rec.STAPLED]
     told += [f"{own:,} to tell of an abort"] if own > 0 and len(closes) == len(run.requests) else []
     yield "letters", ", ".join(told), ""
-    text = f"{count(puts, 'put')} = {count(takes, 'take')} + {count(staples, 'staple')} + {left:,} left"
-    holds = puts == takes + staples + left
-    yield "mailboxes", text if holds else f"{text} does not add up", "" if holds else ERROR
+    text = mailbox_sum(closes)
+    yield "mailboxes", text, ERROR if text.endswith("not add up") else ""
     reasons = Counter(REASONS.get(abort.reason, abort.reason) for request in run.requests for abort in request.aborts)
     yield "aborts", f"{reasons.total()}: {_most_common(reasons)}" if reasons else "0", ""
 
@@ -112,7 +114,8 @@ def _calls(run: Run) -> Iterator[Fact]:
     failed = Counter(f"{call.told.method}: {call.told.error[0]}" for call in run.calls if call.told.error)
     if calls:
         told = f"; failed: {_most_common(failed)}" if failed else ""
-        yield "calls", f"{calls.total()}: {_most_common(calls)}{told}", ERROR if failed else ""
+        text = f"{count(calls.total(), 'utility call')} (methods of the engine core, no requests): {_most_common(calls)}{told}"
+        yield "calls", text, ERROR if failed else ""
 
 
 def _faults(run: Run) -> Iterator[Fact]:
