@@ -128,7 +128,7 @@ def test_errors_are_one_line_and_an_exit_code(
     parser.set_defaults(run=fail)
     monkeypatch.setattr(command, "build_parser", lambda: parser)
     assert main([]) == code
-    said = str(error) or "interrupted"
+    said = str(error) or "ended by Ctrl-C"
     assert capsys.readouterr().err == f"vllm-lite: {said}\n"
 
 

@@ -44,7 +44,7 @@ def test_one_engine_answers_again_and_again(tiny_model_path: Path, tmp_path: Pat
     assert session.exit_code == 0
     assert session.run_dir == tmp_path / "run"
     session.show()
-    assert f"vllm-lite trace check {tmp_path / 'run'}" in printed(console)
+    assert printed(console).endswith(f"vllm-lite trace check {tmp_path / 'run'}\n")
 
 
 def test_a_model_with_a_chat_template_is_talked_to_in_it(tiny_model_path: Path, tmp_path: Path) -> None:
@@ -93,6 +93,7 @@ def test_ctrl_c_ends_everything_and_still_shows_the_journey(tiny_model_path: Pat
     assert "MAILROOM  " in rest
     assert "A abort: caller left; the core heard it" in rest
     assert "TOTALS  1 request " in rest
+    assert rest.endswith(f"{out}\nEnded by Ctrl-C. What was recorded until then lies in the folder above.\n")
     assert "Traceback" not in rest
     assert children
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _release_stdout()  # the disk may be full
         return _complain(error, FAILED)
     except KeyboardInterrupt:
-        return _complain("interrupted", INTERRUPTED)
+        return _complain("ended by Ctrl-C", INTERRUPTED)
 
 
 def _help(args: argparse.Namespace) -> int:

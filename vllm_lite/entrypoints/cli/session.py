@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -97,12 +98,15 @@ class Session:
         self.console.print(Text(f"No request was traced{why}.", DIM))
         return None
 
-    def show(self) -> None:
-        """Mailroom, waterfalls, totals, and how to see them again."""
+    def show(self, names: Iterable[str] = views.VIEWS) -> None:
+        """These views, how to see them again, and what ended the session before its time."""
         run = self.recorded()
         if run is not None and run.bags:
-            views.show(self.console, run)
+            views.show(self.console, dataclasses.replace(run, calls=[]), names)  # those are the session's own
             views.look_again(self.console, self.run_dir)
+        if self.interrupted:
+            where = "" if run is None else " What was recorded until then lies in the folder above."
+            self.console.print(Text(f"Ended by Ctrl-C.{where}"))
 
     def _has_chat_template(self) -> bool:
         try:

@@ -6,7 +6,6 @@ Mirrors: nothing in vLLM.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
@@ -101,9 +100,7 @@ def play_demo(console: Console, engine_args: AsyncEngineArgs) -> int:
             views.print_apart(console, (PICTURES[picture](part, first) for picture in act.pictures))
             first += len(calls)
             step_s = median([step.t_end - step.schedule.t0 for step in run.steps] or [0]) / 1e9
-    if (run := session.recorded()) is not None:
-        views.show(console, dataclasses.replace(run, calls=[]), ("totals",))  # those are the demo's own, between the acts
-        views.look_again(console, session.run_dir)
+    session.show(("totals",))
     return session.exit_code
 
 
