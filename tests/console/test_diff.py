@@ -29,6 +29,15 @@ def test_each_station_with_its_means_and_which_is_faster() -> None:
     assert ["S5", "schedule", "0.40", "0.40", "1.00", "alike", "0.40", "0.40", "0.40", "0.40", "9", "5"] in text
 
 
+def test_columns_have_units() -> None:
+    units, heads = lines(Diff(canned_run(), canned_run(), NAMES), 120)[20:22]
+    assert units.split() == ["mean", "ms", "p50", "ms", "p99", "ms", "times"]
+    assert heads.split() == ["station", "A", "B", "B/A", *"ABABAB"]
+    assert all(
+        units.index(unit) + len(unit) in [i + 1 for i, c in enumerate(heads) if c == "B"] for unit in ("p50 ms", "times")
+    )
+
+
 def test_a_station_that_only_one_run_came_to() -> None:
     text = [line.split() for line in lines(Diff(Teller([Caller()]).tell(), short_story(), NAMES), 120)]
     (line,) = [words for words in text if words[0] == "abort"]

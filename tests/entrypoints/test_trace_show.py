@@ -89,7 +89,7 @@ def test_two_runs_side_by_side(tmp_path: Path, capsys: Out) -> None:
     a, b = write_canned_run(tmp_path / "a"), write_canned_run(tmp_path / "b", engine_dies=True)
     assert main(["trace", "diff", str(a), str(b)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("DIFF  B over A  times of stations in ms")
+    assert lines[0].startswith("DIFF  B over A  ---")
     assert [line.split()[0] for line in lines[1:3]] == ["A", "B"]
 
 

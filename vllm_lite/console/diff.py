@@ -20,7 +20,8 @@ from vllm_lite.tracing.journey import Run
 LABEL, FACT = 13, 24
 ALIKE = 1.1  # below this factor, either way, neither counts as faster
 STYLES = {"faster": "#3fbf6f", "slower": "#ff5f5f", "alike": DIM, "": DIM}
-HEADS = ("mean A", "mean B", "B/A", "", "p50 A", "p50 B", "p99 A", "p99 B", "times A", "times B")
+GROUPS = ("", "mean ms", "", "", "", "p50 ms", "", "p99 ms", "", "times")
+HEADS = ("A", "B", "B/A", "", *"ABABAB")
 WIDTHS = (9, 9, 6, 7, 9, 9, 9, 9, 9, 9)
 TIMES_FROM = 110  # narrower screens leave out how many visits there were
 
@@ -32,7 +33,7 @@ class Diff(View):
         self.difference, self.names = compare(a, b), names
 
     def _lines(self, screen: Screen) -> Iterator[Text]:
-        yield screen.title("diff", "B over A", "times of stations in ms")
+        yield screen.title("diff", "B over A")
         for letter, name in zip("AB", self.names, strict=True):
             yield Text.assemble((letter, STRONG), f"  {screen.printable(name)}")
         yield Text(" " * FACT + f"{'A':>12}{'B':>12}{'B/A':>12}", DIM)
@@ -40,7 +41,8 @@ class Diff(View):
             line = Text().append(pair.name.ljust(FACT), STRONG).append(_value(pair.a).rjust(12))
             yield line.append(_value(pair.b).rjust(12)).append(_ratio(pair).rjust(12), DIM)
         columns = len(HEADS) if screen.width >= TIMES_FROM else len(HEADS) - 2
-        yield _row(Text("station".ljust(LABEL), DIM), HEADS[:columns], [DIM] * columns)
+        for first, heads in (("", GROUPS), ("station", HEADS)):
+            yield _row(Text(first.ljust(LABEL), DIM), heads[:columns], [DIM] * columns)
         for pair, a, b in self.difference.stops:
             verdict = _verdict(pair)
             values = [ms(pair.a), ms(pair.b), _ratio(pair), verdict]

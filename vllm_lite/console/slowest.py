@@ -31,8 +31,7 @@ PARTS = {
 }
 MEAN = "mean"
 CELL = 9
-TELLING = 0.01  # of a request's time: what is less above the mean is not worth a word
-EXCESS_FROM = 104  # narrower screens leave out what is most above the mean
+TELLING, READER = 0.01, 0.1  # of a request's time: what is less above the mean, or in the mailbox, is not worth a word
 
 
 class Slowest(View):
@@ -55,13 +54,14 @@ class Slowest(View):
         for part, (code, process) in PARTS.items():
             codes.append(code.rjust(CELL), PROCESS_STYLES[process])
             names.append(part.rjust(CELL), PROCESS_STYLES[process])
-        excess = screen.width >= EXCESS_FROM
         yield codes
-        yield names.append("  most above the mean" if excess else "", DIM)
-        for number, _ in self.shown:
-            line = Text().append(request_name(number).ljust(width), f"bold {request_style(number)}")
-            yield _figures(line, self.parts[number], mean if excess else None)
-        yield _figures(Text().append(MEAN.ljust(width), DIM), mean, None)
+        yield names
+        heads = [Text(request_name(number).ljust(width), f"bold {request_style(number)}") for number, _ in self.shown]
+        for head, (number, _) in zip(heads, self.shown, strict=True):
+            yield _figures(head.copy(), self.parts[number])
+        yield _figures(Text(MEAN.ljust(width), DIM), mean)
+        for head, (number, request) in zip(heads, self.shown, strict=True):
+            yield head.append(_why(request, self.parts[number], mean), "not bold default")
 
 
 def time_parts(request: RequestJourney) -> Counter[str]:
@@ -82,13 +82,21 @@ def time_parts(request: RequestJourney) -> Counter[str]:
     return found
 
 
-def _figures(line: Text, parts: Mapping[str, float], mean: Mapping[str, float] | None) -> Text:
+def _why(request: RequestJourney, parts: Counter[str], mean: Mapping[str, float]) -> str:
+    """What made it slow: the part that is most above the mean, else the longest; and its caller, where that took its time."""
+    above, part = max((parts[part] - mean[part], part) for part in PARTS)
+    told = f"{part} {span(above)} above the mean"
+    if above <= TELLING * parts.total():
+        told = f"{max(PARTS, key=parts.__getitem__)} took longest, as in the mean"
+    if (lay := sum(request.waits)) > READER * parts.total():
+        told += f"; letters waited {span(lay)} for their caller"
+    return told
+
+
+def _figures(line: Text, parts: Mapping[str, float]) -> Text:
     line.append(ms(sum(parts.values())).rjust(CELL + 1), STRONG)
     for part in PARTS:
         line.append(ms(parts[part]).rjust(CELL))
-    if mean is not None:
-        above, part = max((parts[part] - mean[part], part) for part in PARTS)
-        line.append(f"  {part} +{span(above)}" if above > TELLING * sum(parts.values()) else "", DIM)
     return line
 
 
