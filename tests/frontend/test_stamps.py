@@ -20,10 +20,10 @@ from vllm_lite.outputs import CompletionOutput, RequestOutput
 from vllm_lite.tracing.control_page import ControlPage
 from vllm_lite.tracing.journey import Run
 from vllm_lite.tracing.journey.load import load_run
-from vllm_lite.tracing.records import KEPT_BACK, PUT, STAPLED
+from vllm_lite.tracing.records import KEPT_BACK, STAPLED
 from vllm_lite.tracing.request_trace import RequestTrace
 from vllm_lite.tracing.run_dir import create_run_dir
-from vllm_lite.wire.messages import EngineCoreOutputs
+from vllm_lite.wire.messages import EngineCoreOutput, EngineCoreOutputs
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "vendor=1", "baggage": "k=v"}
@@ -163,10 +163,11 @@ def test_tokenise_and_post(made: Fixture) -> None:
 def filled(trace: RequestTrace | None, stamp: BagStamp | None = None) -> BagStamp:
     """A bag of four letters; one of them comes late, one's request is not traced."""
     stamp = stamp or BagStamp()
-    stamp.slices.append((1, 2, 4))
     req = trace.req if trace else 0
-    stamp.reqs, stamp.tokens, stamp.fates = [req, 0, req], [1, 2, 1], PUT + STAPLED + KEPT_BACK
-    stamp.late.append(("gone-1", 3))
+    stamp.reqs = [req, 0, req]
+    rows = [EngineCoreOutput(name, [1] * count) for name, count in (("a", 1), ("b", 2), ("a", 1), ("gone-1", 3))]
+    stamp.note_slice(rows, 1, {id(rows[3])}, {id(rows[1]): STAPLED, id(rows[2]): KEPT_BACK}, even=False)
+    stamp.slices[0] = (1, 2, 4)
     return stamp
 
 
@@ -293,7 +294,10 @@ def test_level_1_counts_what_level_2_would_have_noted_letter_by_letter() -> None
     outputs = EngineCoreOutputs(2, step_trace=SAMPLED["traceparent"])
     stamp = made.stamps.open_bag(outputs)
     assert stamp is not None
-    stamp.tokens, stamp.fates, stamp.late = [2, 1, 1, 1], PUT + STAPLED + KEPT_BACK + PUT, [("gone", 2)]
+    rows = [
+        EngineCoreOutput(name, [1] * count) for name, count in zip(["a", "b", "c", "d", "gone"], (2, 1, 1, 1, 2), strict=True)
+    ]
+    stamp.note_slice(rows, 1, {id(rows[4])}, {id(rows[1]): STAPLED, id(rows[2]): KEPT_BACK}, even=False)
     made.stamps.sort(stamp, Bag(outputs, 10, 20, 300))
     (bag,) = made.read().bags
     sort = bag.sort

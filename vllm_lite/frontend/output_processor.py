@@ -158,14 +158,7 @@ class OutputProcessor:
             if reqs is not None:
                 reqs.append(state.queue.req)
         if stamp is not None:
-            letters = engine_core_outputs
-            if gone:  # they count as well: what was sent was sorted
-                letters = [row for row in engine_core_outputs if id(row) not in gone]
-                stamp.late += [(row.request_id, len(row.new_token_ids)) for row in engine_core_outputs if id(row) in gone]
-            stamp.tokens += [1] * len(letters) if even else [len(row.new_token_ids) for row in letters]
-            stamp.fates += "".join([odd.get(id(row), PUT) for row in letters]) if odd else PUT * len(letters)
-            stamp.slices.append((t0, now_ns(), len(engine_core_outputs)))
-            stamp.gone.append(len(gone))
+            stamp.note_slice(engine_core_outputs, t0, gone, odd, even)
         return processed
 
     def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:

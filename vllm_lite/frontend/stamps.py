@@ -35,7 +35,7 @@ from vllm_lite.tracing.records import (
 )
 from vllm_lite.tracing.request_trace import Mailbox, RequestTrace
 from vllm_lite.tracing.sampler import Sampler
-from vllm_lite.wire.messages import EngineCoreOutputs
+from vllm_lite.wire.messages import EngineCoreOutput, EngineCoreOutputs
 
 TOKEN_LEVEL = 2  # from here on tokens and mailboxes are recorded one by one
 
@@ -146,7 +146,7 @@ class Stamps:
     def sort(self, stamp: BagStamp, bag: Bag) -> None:
         """S8: the bag is empty. It is written if its step is traced or one of its letters is."""
         outputs, t_received, t_decoded, body_size = bag
-        late, reqs, tokens, fates = stamp.late, stamp.reqs, stamp.tokens, stamp.fates
+        late, reqs = stamp.late, stamp.reqs
         if outputs.step_trace is None and not any(reqs):
             return
         number, self._num_bags = self._num_bags, self._num_bags + 1
@@ -160,13 +160,13 @@ class Stamps:
                 stamp.slices,
                 now_ns(),
                 body_size,
-                len(tokens) + len(late),
-                sum(tokens) + sum([count for _, count in late]),
-                fates.count(PUT),
-                fates.count(STAPLED),
-                fates.count(KEPT_BACK),
+                stamp.num_letters + len(late),
+                stamp.num_tokens + sum([count for _, count in late]),
+                stamp.num_letters - stamp.num_stapled - stamp.num_kept_back,
+                stamp.num_stapled,
+                stamp.num_kept_back,
                 late,
-                *((reqs, tokens, fates, stamp.gone if late else []) if stamp.columns else ()),
+                *((reqs, stamp.tokens, stamp.fates, stamp.gone if late else []) if stamp.columns else ()),
             )
         )
         self._recorder.flush()
@@ -272,11 +272,14 @@ class Stamps:
 class BagStamp:
     """What is noted while one bag is sorted.
 
-    Of each letter that somebody waits for its tokens, its fate (one of PUT, STAPLED, KEPT_BACK) and, with `by_letter`, its
-    request's number (0: not traced). With `columns` they are written one by one.
+    Letters that somebody waits for are counted, with `by_letter` each with its request's number (0: not traced), and with
+    `columns` each with its tokens and its fate (one of PUT, STAPLED, KEPT_BACK).
     """
 
-    __slots__ = ("by_letter", "columns", "fates", "gone", "late", "reqs", "slices", "tokens")
+    __slots__ = (
+        *("by_letter", "columns", "fates", "gone", "late", "reqs", "slices", "tokens"),
+        *("num_kept_back", "num_letters", "num_stapled", "num_tokens"),
+    )
 
     def __init__(self, *, by_letter: bool = True, columns: bool = True) -> None:
         self.by_letter = by_letter
@@ -287,6 +290,26 @@ class BagStamp:
         self.late: list[tuple[str, int]] = []  # letters for requests that are gone, or go by them: internal id and tokens
         self.slices: list[tuple[int, int, int]] = []
         self.gone: list[int] = []  # how many late ones in each slice
+        self.num_letters = self.num_tokens = self.num_stapled = self.num_kept_back = 0
+
+    def note_slice(self, rows: Sequence[EngineCoreOutput], t0: int, gone: set[int], odd: Mapping[int, str], even: bool) -> None:
+        """These rows were sorted, from `t0` to now. By identity, `gone` are those that became no letter, `odd` those with
+        another fate than PUT. `even`: each brings one token."""
+        letters = rows
+        if gone:  # they count as well: what was sent was sorted
+            letters = [row for row in rows if id(row) not in gone]
+            self.late += [(row.request_id, len(row.new_token_ids)) for row in rows if id(row) in gone]
+        self.num_letters += len(letters)
+        self.num_tokens += len(letters) if even else sum([len(row.new_token_ids) for row in letters])
+        if odd:
+            fates = list(odd.values())
+            self.num_stapled += fates.count(STAPLED)
+            self.num_kept_back += fates.count(KEPT_BACK)
+        if self.columns:
+            self.tokens += [1] * len(letters) if even else [len(row.new_token_ids) for row in letters]
+            self.fates += "".join([odd.get(id(row), PUT) for row in letters]) if odd else PUT * len(letters)
+        self.slices.append((t0, now_ns(), len(rows)))
+        self.gone.append(len(gone))
 
 
 def unsampled_headers(trace_headers: Mapping[str, str] | None) -> dict[str, str] | None:

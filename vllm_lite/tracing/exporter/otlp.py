@@ -56,7 +56,7 @@ def _head(field: int, length: int) -> bytes:
     return bytes((field << 3 | 2, *_sevens(length)))
 
 
-def _sevens(number: int) -> bytes:
+def _sevens(number: int) -> bytearray:
     """It in groups of seven bits, the lowest first."""
     groups = bytearray()
     while number > 0x7F:

@@ -193,8 +193,8 @@ class Assembler:
         for req, count in record.refused:
             self._stay(process, req).num_refused = count
         stays = self.stays[process]
-        step.members = list(map(stays.get, record.reqs))
-        if not all(step.members):
+        step.members = [stay for stay in map(stays.get, record.reqs) if stay is not None]
+        if len(step.members) < len(record.reqs):
             step.members = [self._stay(process, req) for req in record.reqs]
         for stay in step.members:
             stay.spells[-1].steps.append(step)

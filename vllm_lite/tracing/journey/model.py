@@ -147,8 +147,9 @@ class RequestJourney:
 
     def cut(self, keep: int) -> None:
         """Of one that goes on for long, keep `keep` items at each end; below level 3 two of its decode steps are enough."""
-        for column in (self.bags, self.places, self.t_takes, self.taken):
-            column.cut(keep, keep)
+        if max(len(self.bags), len(self.t_takes)) > 2 * keep:
+            for column in (self.bags, self.places, self.t_takes, self.taken):
+                column.cut(keep, keep)
         for stay in self.stays:
             if len(stay.spells[-1].steps) > 2 * keep:
                 ends = keep if self.accept.level > 2 else 1
@@ -288,6 +289,8 @@ class Bag:
     @cached_property
     def slices(self) -> list[int]:
         """Which slice each letter lay in that was not late; the last one, where the slices do not add up."""
+        if not self.sort.reqs:
+            return []
         sizes = [size - gone for (_, _, size), gone in zip(self.sort.slices, self.sort.gone or repeat(0), strict=False)]
         found = [index for index, size in enumerate(sizes) for _ in range(size)]
         return found + [max(len(sizes) - 1, 0)] * (len(self.sort.reqs) - len(found))

@@ -64,14 +64,12 @@ def _links(step: StepJourney) -> list[Link]:
     """To the root span of each traced request in the step, with the tokens granted to all its samples."""
     shares = zip(step.members, step.schedule.tokens, strict=False)  # a step that was forgotten has no members
     found = [stay.links.get(tokens) or _link(stay, tokens) for stay, tokens in shares]
-    if all(found):
-        return found  # type: ignore[return-value]
-    sampled = dict[RequestJourney, int]()
-    for stay, tokens in zip(step.members, step.schedule.tokens, strict=True):
-        if stay.request is not None and stay.request.has_samples:
-            sampled[stay.request] = sampled.get(stay.request, 0) + tokens
-    links = [_to(request.accept, request.accept.external_id, tokens) for request, tokens in sampled.items()]
-    return [*filter(None, found), *links]
+    links, sampled = list(filter(None, found)), dict[RequestJourney, int]()
+    if len(links) < len(found):
+        for stay, tokens in zip(step.members, step.schedule.tokens, strict=True):
+            if stay.request is not None and stay.request.has_samples:
+                sampled[stay.request] = sampled.get(stay.request, 0) + tokens
+    return links + [_to(request.accept, request.accept.external_id, tokens) for request, tokens in sampled.items()]
 
 
 def _link(stay: Stay, tokens: int) -> Link | None:
@@ -79,7 +77,7 @@ def _link(stay: Stay, tokens: int) -> Link | None:
     link = None
     if stay.request is not None and not stay.request.has_samples:
         link = _to(stay.request.accept, stay.request.accept.external_id, tokens)
-    elif stay.request is None and stay.receive is not None:  # its front end's spool is lost: the stay is the highest span there is
+    elif stay.request is None and stay.receive is not None:  # its front end's spool is lost: the stay is the highest span
         link = _to(stay.receive, stay.receive.internal_id, tokens)
     if link is not None:
         stay.links[tokens] = link
