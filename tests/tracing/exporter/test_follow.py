@@ -113,6 +113,22 @@ def test_patience_ends(writers: Writers, run_dir: Path) -> None:
     writers.close()
 
 
+def test_a_stay_whose_front_end_writes_nothing_goes_once_it_is_over(writers: Writers, run_dir: Path) -> None:
+    follower = Follower(run_dir)
+    writers.write(writers.core, make.receive(), make.receive(2, internal_id="2_0"))
+    assert polled(follower, 0.0) == polled(follower, 1000.0) == []
+    writers.write(writers.core, rec.Leave(1, 90, "api", "running"))
+    assert polled(follower, 1000.0) == []
+    stay, *_ = polled(follower, 1000.0 + PATIENCE_S)
+    assert (stay.name, stay.attributes["messaging.message.id"]) == ("process engine_core.inputs", "1_0")
+    assert [stay.req for stay in follower.assembler.strays] == [2]
+    writers.write(writers.front, make.accept(), make.post(), make.close())  # too late, and no fault
+    assert polled(follower, 2000.0) == []
+    assert names(polled(follower, 2000.0 + PATIENCE_S)) == {"text_completion m": 1}
+    assert follower.failures == []
+    writers.close()
+
+
 def test_a_step_waits_for_all_its_bags(writers: Writers, run_dir: Path) -> None:
     follower = Follower(run_dir)
     writers.write(writers.core, make.schedule(0, 50, {}), make.update(0, 60, 70, num_bags=1))

@@ -13,7 +13,7 @@ from tests.tracing import make
 from vllm_lite.exceptions import VLLMValidationError
 from vllm_lite.tracing import records as rec
 from vllm_lite.tracing.journey import LATE
-from vllm_lite.tracing.journey.assembler import EARLY, Assembler
+from vllm_lite.tracing.journey.assembler import EARLY, Assembler, Known
 from vllm_lite.tracing.journey.load import assembled
 from vllm_lite.tracing.process import Process
 from vllm_lite.tracing.reader import RunReader
@@ -204,3 +204,11 @@ def test_what_is_forgotten_is_gone_and_holds_on_to_nothing() -> None:
 def test_columns_of_different_lengths_are_refused_by_name(record: rec.Record, kind: str) -> None:
     with pytest.raises(VLLMValidationError, match=f"^the frontend 1 wrote a {kind} record whose columns differ in length"):
         make.assemble((make.front(), make.accept()), (make.front(), record))
+
+
+def test_who_waits_longest_is_given_up_when_too_many_wait() -> None:
+    known, came = Known[str](), list[str]()
+    assert [known.then(str(number), came.append) for number in range(EARLY + 2)] == [0] * EARLY + [1, 1]
+    for key in ("0", "1", "2"):
+        known.add(key, key)
+    assert came == ["2"]

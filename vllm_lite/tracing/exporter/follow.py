@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vllm_lite.tracing.journey import RequestJourney, StepJourney
+from vllm_lite.tracing.journey import RequestJourney, Stay, StepJourney
 from vllm_lite.tracing.journey.assembler import EARLY, Assembler
 from vllm_lite.tracing.journey.model import UtilityCall
 from vllm_lite.tracing.reader import RunReader
@@ -35,6 +35,7 @@ class Follower:
         self.polls = 0  # how often `poll` was called
         self._born: dict[Any, int] = {}  # number of the poll that found it, of what is still here
         self._ended: dict[Any, float] = {}  # when its end was seen
+        self._strays: dict[Stay, float] = {}  # that are over, and when that was seen
         self._read: dict[Path, int] = {}  # segments that may go some day, and the poll that had read each to its end
         self._num_phases = 0
         self._phases_due = 0.0
@@ -60,6 +61,11 @@ class Follower:
                 assembler.forget_request(request)
             elif request.close is None:
                 request.cut(STEP_ENDS)
+        self._strays = {stay: self._strays.get(stay, now) for stay in assembler.strays if stay.t_end or stay.process.died}
+        for stay, ended in self._strays.items():
+            if now - ended >= PATIENCE_S:
+                yield stay_spans(stay)
+                assembler.forget_stay(stay)
         for step in list(assembler.steps.values()):
             if self._due(step, step.update is not None, _all_sorted, now) or final:
                 yield self._built(step_spans, step)

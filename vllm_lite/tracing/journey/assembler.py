@@ -17,7 +17,7 @@ from vllm_lite.tracing.context import parse_traceparent
 from vllm_lite.tracing.journey.model import LATE, Bag, Letter, RequestJourney, Spell, Stay, StepJourney, UtilityCall
 from vllm_lite.tracing.process import Process
 
-EARLY = 10_000  # traces that may wait for their step's Schedule record before the oldest is given up
+EARLY = 10_000  # things of one kind that may be waited for before the oldest is given up
 Number = tuple[Process, int]  # with a request's or a step's number in it
 T = TypeVar("T")
 
@@ -34,18 +34,19 @@ class Known(dict[str, T]):
         for action in self.waiting.pop(key, ()):
             action(thing)
 
-    def then(self, key: str, action: Callable[[T], None]) -> None:
-        """Do it to that thing, now or when it comes."""
+    def then(self, key: str, action: Callable[[T], None]) -> int:
+        """Do it to that thing, now or when it comes. Returns how many actions, of those that waited longest, were given up."""
         if key in self:
             action(self[key])
-        else:
-            self.waiting[key].append(action)
+            return 0
+        self.waiting[key].append(action)
+        return len(self.waiting.pop(next(iter(self.waiting)))) if len(self.waiting) > EARLY else 0
 
 
 class Assembler:
     """Feed it records, look into its tables.
 
-    Who follows a running engine removes what is done by `forget_request` and `forget_step`.
+    Who follows a running engine removes what is done by `forget_request`, `forget_stay` and `forget_step`.
     """
 
     def __init__(self) -> None:
@@ -225,9 +226,7 @@ class Assembler:
 
     def _of_step(self, trace_id: str, action: Callable[[StepJourney], None]) -> None:
         """Do it to the step of that trace, once its Schedule record has come: workers and front ends have other spools."""
-        self.steps.then(trace_id, action)
-        if len(self.steps.waiting) > EARLY:
-            self.unclaimed += len(self.steps.waiting.pop(next(iter(self.steps.waiting))))
+        self.unclaimed += self.steps.then(trace_id, action)
 
     # ---- for who follows a running engine ---------------------------------------------------------------------------------
 
@@ -242,12 +241,17 @@ class Assembler:
             self._posted.pop(post.internal_id, None)
             self._posts.pop(post.span_id, None)
         for stay in request.stays:
-            self.stays[stay.process].pop(stay.req, None)
-            stay.spells.clear()
-            if stay.receive is not None:
-                self._received.pop(stay.receive.internal_id, None)
+            self.forget_stay(stay)
         for held in (request.bags, request.places, request.t_takes, request.taken, request.late):
             held.clear()
+
+    def forget_stay(self, stay: Stay) -> None:
+        """Drop a stay; nobody waits for the request of a stray any more."""
+        self.stays[stay.process].pop(stay.req, None)
+        stay.spells.clear()
+        if stay.receive is not None:
+            self._received.pop(stay.receive.internal_id, None)
+            self._posts.waiting.pop(stay.receive.parent_span_id, None)
 
     def forget_step(self, step: StepJourney) -> None:
         """Drop a step and its bags; requests that took part keep its times and their letters."""
