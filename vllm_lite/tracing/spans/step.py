@@ -155,8 +155,9 @@ def _process(bag: Bag, trace_id: str, sender: str) -> Span:
     ids = trace_id, derived_id(sender, "sort"), sender
     span = Span(bag.process, *ids, name, Kind.CONSUMER, *times, attributes, remote_parent=True)
     span.events = [Event("letter.late", span.end, {"vllm_lite.internal_id": late, "tokens": n}) for late, n in sort.late]
-    if bag.send is not None and bag.step is not None:
-        span.attributes["vllm_lite.wire_us"] = max(span.start - bag.step.process.wall(bag.send.t2), 0) / 1000
+    send = bag.send
+    if send is not None and bag.step is not None:
+        span.attributes["vllm_lite.wire_us"] = max(span.start - bag.step.process.wall(send.t2), 0) / 1000
     else:  # the engine core was killed before it could write down what it had sent
         span.parent_span_id = bag.step.schedule.span_id if bag.step else None
         span.leave_open()
