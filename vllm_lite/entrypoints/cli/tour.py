@@ -30,9 +30,9 @@ Print a tour: each of its stops with the lines of code that it is about. Visual
 Studio Code shows the same tours in the editor, with the CodeTour extension.
 
 examples:
-  vllm-lite tour                     which tours there are
-  vllm-lite tour stop_string_abort   one of them, by its name or number
-  vllm-lite tour 1 | less            a screen at a time
+  vllm-lite tour                  which tours there are
+  vllm-lite tour ordinary_token   one of them, by its name or number
+  vllm-lite tour 2 | less         a screen at a time
 """
 ROOT = Path(__file__).parents[3]
 BEFORE, AFTER = 2, 9  # lines of code shown around the one that a stop points at
