@@ -6,6 +6,8 @@ PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
 TORCH := 2.13.0
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+# A dot every two seconds, as long as this line's shell lives: pip is silent here.
+DOTS := (while sleep 2 && kill -0 $$$$ 2>&-; do printf .; done) &
 # Where an index offers a CPU build it is smaller by gigabytes; where there is a GPU it would be the wrong one.
 GPU := $(shell nvidia-smi --list-gpus 2>/dev/null | grep --max-count=1 GPU)
 comma := ,
@@ -53,15 +55,16 @@ $(VENV)/.made: Makefile
 	@echo "vllm-lite: making $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "vllm-lite: installing torch (200 MB, or gigabytes for a GPU; a minute or more)"
-	@$(if $(GPU),,$(PIP) "torch==$(TORCH)+cpu" 2>/dev/null ||) $(PIP) "torch==$(TORCH)$(if $(GPU),$(comma)!=$(TORCH)+cpu)"
+	@$(DOTS) { $(if $(GPU),,$(PIP) "torch==$(TORCH)+cpu" 2>/dev/null ||) \
+		$(PIP) "torch==$(TORCH)$(if $(GPU),$(comma)!=$(TORCH)+cpu)"; } && echo
 	@touch $@
 
 $(VENV)/.ready: $(VENV)/.made pyproject.toml
-	@echo "vllm-lite: installing vllm-lite and what it needs"
-	@$(PIP) --editable .
+	@echo "vllm-lite: installing vllm-lite and what it needs (half a minute or more)"
+	@$(DOTS) $(PIP) --editable . && echo
 	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready
 	@echo "vllm-lite: installing the tools that test it"
-	@$(PIP) --editable ".[dev]"
+	@$(DOTS) $(PIP) --editable ".[dev]" && echo
 	@touch $@

@@ -30,6 +30,19 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize(("slow", "code", "shown"), [("sleep 3", 0, ".\n"), ("{ sleep 3; false; }", 2, ".")])
+def test_make_shows_that_it_is_at_work_where_pip_is_silent(slow: str, code: int, shown: str) -> None:
+    command = ["make", "--silent", f"--eval=probe: ; @$(DOTS) {slow} && echo", "probe"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, shown)
+
+
+def test_every_long_line_of_make_does() -> None:
+    recipes = re.findall(r"^\t@.*(?:\\\n.*)*", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert [recipe for recipe in recipes if "$(PIP)" in recipe and "$(DOTS)" not in recipe] == []
+    assert len([recipe for recipe in recipes if "$(PIP)" in recipe]) == 3
+
+
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     pages = "\n".join(page.read_text() for page in PAGES)
