@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -57,6 +58,10 @@ def test_a_page_and_a_picture_of_the_views(run: str, tmp_path: Path, monkeypatch
         assert "#4f9fef" in text
         assert "url(" not in text.replace("url(#", "")
     ElementTree.parse(picture)
+    text = page.read_text()
+    assert re.findall("<details open><summary>(.*?)</summary><pre>", text) == ["mailroom", "request", "totals"]
+    assert f"<title>vllm-lite trace show {run}</title>" in text
+    assert text.count("TOTALS") == picture.read_text().count("TOTALS") == 1
 
 
 def test_it_is_sent_to_a_collector(run: str, capsys: Out) -> None:

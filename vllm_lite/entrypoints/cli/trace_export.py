@@ -60,6 +60,11 @@ HELP = {
     "jaeger": "Jaeger's own JSON, which its UI opens without a server",
     "perfetto": "Chrome's trace JSON: rows of processes and requests, letters as arrows",
 }
+PAGE = """<!DOCTYPE html>
+<meta charset="utf-8"><title>{title}</title>
+<style>* {{ color: #c5c8c6; background: #292929; font-family: Menlo, 'DejaVu Sans Mono', monospace }}</style>
+"""
+SECTION = "<details open><summary>{name}</summary><pre>{{code}}</pre></details>\n"  # a view, to be folded away
 # Rich's picture would have its viewer fetch letter shapes from the network.
 FONT_FACE = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 
@@ -122,13 +127,16 @@ def _draw(args: argparse.Namespace, source: Run | Path, console: Console) -> Non
     if not (args.html or args.svg):
         return
     paper, title = new_paper(), f"vllm-lite trace show {args.dir}"
-    views.show(paper, views.open_run(args.dir) if isinstance(source, Path) else source, everything=args.all)
+    run = views.open_run(args.dir) if isinstance(source, Path) else source
     if args.html:
-        page = paper.export_html(theme=SVG_EXPORT_THEME, clear=False)
-        page = page.replace("<head>", f"<head>\n<title>{escape(title)}</title>", 1)
+        page = PAGE.format(title=escape(title))
+        for name in views.VIEWS:
+            views.show(paper, run, [name], everything=args.all)
+            page += paper.export_html(theme=SVG_EXPORT_THEME, code_format=SECTION.format(name=name), inline_styles=True)
         args.html.write_text(page, encoding="utf-8")
         console.print(Text(f"a page in {args.html}"), soft_wrap=True)
     if args.svg:
+        views.show(paper, run, everything=args.all)
         picture = paper.export_svg(title=title, theme=SVG_EXPORT_THEME)
         args.svg.write_text(FONT_FACE.sub("", picture), encoding="utf-8")
         console.print(Text(f"a picture in {args.svg}"), soft_wrap=True)
