@@ -12,7 +12,6 @@ from tests.console import test_banner, test_top
 from tests.console.screens import render, screen, without_styles
 from tests.console.story import crowd, short_story
 from vllm_lite.console.bag import BagView
-from vllm_lite.console.banner import Banner
 from vllm_lite.console.demo import canned_run
 from vllm_lite.console.diff import Diff
 from vllm_lite.console.mailroom import Mailroom
@@ -23,7 +22,7 @@ from vllm_lite.console.totals import Totals
 
 VIEWS: dict[str, Callable[[], RenderableType]] = {
     "bag": lambda: BagView(crowd(), 7),
-    "banner": lambda: Banner(test_banner.FACTS),
+    "banner": lambda: test_banner.BANNER,
     "diff": lambda: Diff(canned_run(), short_story(), ("runs/before", "runs/after")),
     "mailroom": lambda: Mailroom(short_story()),
     "mailroom of many": lambda: Mailroom(crowd()),

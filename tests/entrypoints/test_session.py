@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,10 +61,22 @@ def test_a_model_with_a_chat_template_is_talked_to_in_it(tiny_model_path: Path, 
 def test_the_first_screen_names_a_worker_in_a_process_of_its_own(tiny_model_path: Path, tmp_path: Path) -> None:
     console, args = screen(80), toy(tiny_model_path, tmp_path / "run", distributed_executor_backend="mp")
     with Session(console, args):
-        (line,) = [line for line in printed(console).splitlines() if line.startswith("pids: ")]
+        shown = printed(console).splitlines()
+        (line,) = [line for line in shown if line.startswith("pids: ")]
         core, worker = (int(part.split()[-1]) for part in line.split(", ")[1:])
         assert line.startswith(f"pids: front end {os.getpid()}, engine core {core}, worker {worker}")
         assert psutil.Process(worker).ppid() == core
+        assert re.fullmatch(r"cpu, float32, torch_sdpa, executor mp, ready after \d+\.\d s", shown[shown.index(line) - 1])
+        assert re.fullmatch(r"KV cache: [\d,]+ blocks of 16 tokens, [\d,]+ MiB", shown[shown.index(line) + 1])
+        assert "".join(shown[shown.index(line) + 2 :]).replace(" ", "") == f"tracelevel3,run{tmp_path / 'run'}"
+
+
+def test_several_engine_cores_are_named(tiny_model_path: Path, tmp_path: Path) -> None:
+    console = screen(80)
+    with Session(console, toy(tiny_model_path, tmp_path / "run", data_parallel_size=2), show_map=True) as session:
+        pids = [str(core.pid) for core in session.engine.engine_core.ready]
+    assert f"pids: front end {os.getpid()}, engine cores {', '.join(pids)}\n" in printed(console)
+    assert len(pids) == 2
 
 
 def test_an_engine_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:

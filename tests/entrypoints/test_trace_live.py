@@ -58,7 +58,7 @@ def test_the_next_requests_are_told_and_then_the_level_is_as_it_was(engine: Engi
     assert lines[0].startswith(f"ATTACHED  engine {os.getpid()}  level 3  for 2 requests, or until Ctrl-C")
     assert lines[1] == "model m"
     assert [line.split("  ")[0] for line in lines[2:4]] == ["r2", "r3"]
-    assert lines[2].endswith(", the first after 2.0 ms, over after 5.0 ms")
+    assert lines[2] == "r2  5.0 ms  5 prompt tokens, 0 answer tokens, length; first after 2.0 ms"
     assert lines[-2:] == [f"vllm-lite trace show {tmp_path}", f"vllm-lite trace check {tmp_path}"]
     assert engine.seen == [(3, 2), (3, 2)]
     assert (engine.page.level, engine.page.count) == (0, -1)

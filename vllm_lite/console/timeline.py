@@ -70,7 +70,7 @@ class Waterfall(View):
         start = request.process.wall(request.accept.t)
         end = max([request_end(request), *(t1 for intervals in found.values() for _, t1 in intervals)])
         yield screen.title(f"request {name}", screen.printable(request.accept.external_id), span(end - start))
-        yield Text.assemble((f"{name} ", f"bold {request_style(self.number)}"), _story(request))
+        yield Text.assemble((f"{name} ", f"bold {request_style(self.number)}"), story(request))
         if close is not None and close.error_message:
             yield Text(screen.printable(f"{close.error_type}: {close.error_message}"), ERROR)
         chart = Chart(screen, start, end, LABEL, figures=17)
@@ -125,7 +125,8 @@ def _facts(request: RequestJourney) -> str:
     return f"{prompt:>6}  {answer:>6}  {ending(request)}"
 
 
-def _story(request: RequestJourney) -> str:
+def story(request: RequestJourney) -> str:
+    """What became of it, in a sentence."""
     close = request.close
     if close is None:
         return "still open where the recording ends"

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from vllm_lite.console.banner import Banner, EngineFacts
+from vllm_lite.console.banner import Banner
 from vllm_lite.console.live import LiveAnswers
 from vllm_lite.console.theme import DIM
 from vllm_lite.engine_args import AsyncEngineArgs
@@ -50,7 +50,7 @@ class Session:
         self._chat = self._has_chat_template()
         self.run_dir = Path(self.engine.observability_config.trace_dir or "")
         self._runner = asyncio.Runner()
-        self.console.print(Banner(self._facts(time.monotonic() - started), show_map=self._show_map))
+        self.console.print(self._banner(time.monotonic() - started))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,25 +115,22 @@ class Session:
             return False
         return True
 
-    def _facts(self, seconds: float) -> EngineFacts:
+    def _banner(self, seconds: float) -> Banner:
         ready, config = self.engine.engine_core.ready, self.engine.vllm_config
-        first = ready[0]
-        return EngineFacts(
-            model=config.model_config.served_model_name or config.model_config.model,
-            device=first.device,
-            dtype=first.dtype,
-            attention=first.attention_backend,
-            executor=config.parallel_config.distributed_executor_backend,
-            kv_blocks=sum(core.num_gpu_blocks for core in ready),
-            block_size=first.block_size,
-            kv_bytes=sum(core.kv_cache_bytes for core in ready),
-            frontend_pid=os.getpid(),
-            core_pids=[core.pid for core in ready],
-            start_seconds=seconds,
-            trace_level=config.observability_config.level,
-            run_dir=str(self.run_dir),
-            worker_pids=self._worker_pids(),
-        )
+        first, cores, workers = ready[0], [core.pid for core in ready], self._worker_pids()
+        executor = config.parallel_config.distributed_executor_backend
+        engine = f"{first.device}, {first.dtype}, {first.attention_backend}, executor {executor}"
+        facts = [f"{engine}, ready after {seconds:.1f} s"]
+        if not self._show_map or len(cores) > 1 or workers:
+            named = {"front end": [os.getpid()], "engine core": cores, "worker": workers}
+            parts = [f"{name}{'s' * (len(pids) > 1)} {', '.join(map(str, pids))}" for name, pids in named.items() if pids]
+            facts.append(f"pids: {', '.join(parts)}")
+        blocks, octets = sum(core.num_gpu_blocks for core in ready), sum(core.kv_cache_bytes for core in ready)
+        size = f", {octets / (1 << 20):,.0f} MiB" if octets else ""
+        facts.append(f"KV cache: {blocks:,} blocks of {first.block_size} tokens{size}")
+        facts.append(f"trace level {config.observability_config.level}, run {self.run_dir}")
+        model = config.model_config.served_model_name or config.model_config.model
+        return Banner(model, facts, os.getpid(), cores, show_map=self._show_map)
 
     def _worker_pids(self) -> list[int]:
         """Of workers in processes of their own; where nothing is recorded they are not known."""

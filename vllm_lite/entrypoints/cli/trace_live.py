@@ -16,15 +16,13 @@ from rich.text import Text
 
 from vllm_lite.config.checks import check_int
 from vllm_lite.console.figures import count, span
-from vllm_lite.console.passage import first_token
 from vllm_lite.console.theme import DIM, STRONG, Screen, new_console
-from vllm_lite.console.timeline import ending
+from vllm_lite.console.timeline import story
 from vllm_lite.console.top import Top
 from vllm_lite.entrypoints.cli import views
 from vllm_lite.entrypoints.cli.command import Commands, add_command
 from vllm_lite.entrypoints.cli.session import INTERRUPTED
 from vllm_lite.exceptions import VLLMValidationError
-from vllm_lite.tracing.journey import RequestJourney
 from vllm_lite.tracing.live import LiveRun, Tail, find_live_run, live_runs, switched
 from vllm_lite.tracing.process import is_alive
 
@@ -134,20 +132,11 @@ def _tell(console: Console, tail: Tail, since: int, over: set[str], models: set[
         models.add(model)
         console.print(Text(f"model {screen.printable(model)}", DIM))
     for request in requests:
-        is_over = request.close is not None and all(stay.t_end is not None or stay.process.died for stay in request.stays)
-        if is_over and request.accept.t >= since and request.accept.span_id not in over:
+        is_over = all(stay.t_end is not None or stay.process.died for stay in request.stays)
+        if request.close is not None and is_over and request.accept.t >= since and request.accept.span_id not in over:
             over.add(request.accept.span_id)
-            console.print(screen.fit(_line(request, screen)))
-
-
-def _line(request: RequestJourney, screen: Screen) -> Text:
-    line = Text().append(screen.printable(request.accept.external_id), STRONG).append(f"  {ending(request)}")
-    if request.close is not None:
-        first = first_token(request)
-        line.append(f"  {count(request.close.num_output_tokens, 'token')}")
-        line.append("" if first is None else f", the first after {span(first)}", DIM)
-        line.append(f", over after {span(request.close.t - request.accept.t)}", DIM)
-    return line
+            name, took = screen.printable(request.accept.external_id), span(request.close.t - request.accept.t)
+            console.print(Text.assemble((name, STRONG), f"  {took}  {story(request)}"))
 
 
 # ---- top -------------------------------------------------------------------------------------------------------------------
