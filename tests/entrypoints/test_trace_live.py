@@ -199,7 +199,7 @@ def test_those_that_run_are_listed_where_one_must_be_named(
     monkeypatch.setattr(trace_live, "localtime", time.gmtime)
     assert main(["trace", "attach"]) == 2
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "      pid  started       model           run directory",
-        f"     4711  01 Jan 12:00  m               {tmp_path}",
-        f"       12  01 Jan 12:01  not traced yet  {tmp_path}/no",
+        "      pid  started       model                  run directory",
+        f"     4711  01 Jan 12:00  m                      {tmp_path}",
+        f"       12  01 Jan 12:01  not traced yet         {tmp_path}/no",
     ]

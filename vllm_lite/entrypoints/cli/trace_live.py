@@ -82,12 +82,10 @@ def _find(console: Console, wanted: str | None) -> LiveRun:
     except VLLMValidationError:
         if runs := live_runs():
             console.print(Screen.of(console).title("engines that run", str(len(runs))))
-            models = [live.model or "not traced yet" for live in runs]
-            width = max(map(len, models))
-            console.print(Text(f"{'pid':>9}  started       {'model'.ljust(width)}  run directory", DIM))
-            for live, model in zip(runs, models, strict=True):
-                since = strftime("%d %b %H:%M", localtime(live.started))
-                line = Text.assemble((f"{live.pid:>9}", STRONG), f"  {since}  {model.ljust(width)}  {live.path}")
+            console.print(Text(f"{'pid':>9}  started       {'model':<21}  run directory", DIM))
+            for live in runs:
+                since, model = strftime("%d %b %H:%M", localtime(live.started)), live.model or "not traced yet"
+                line = Text.assemble((f"{live.pid:>9}", STRONG), f"  {since}  {model:<21}  {live.path}")
                 console.print(line, soft_wrap=True)
         raise
 
