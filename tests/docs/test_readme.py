@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.source import ROOT
+from tests.console.screens import render
+from tests.console.story import MS, Caller, Teller
+from vllm_lite.console.mailroom import Mailroom
+from vllm_lite.console.timeline import Overview
+from vllm_lite.console.totals import Totals
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 README = (ROOT / "README.md").read_text()
@@ -22,6 +27,22 @@ def test_the_library_snippet_runs(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, tmp_path / "snippet.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def phrases(text: str) -> list[str]:
+    """What stands there beside figures, bars and the rows of bags."""
+    lines = [re.sub(r"\d[\d.,]*(?: (?:us|ms|s)\b)?|[─▁▄▆]", "#", line) for line in text.splitlines() if " │ " not in line]
+    return [re.sub(r"[# ]*#[# ]*", "#", phrase.strip()) for line in lines for phrase in re.split(r"  +", line) if phrase]
+
+
+def test_the_picture_is_as_the_program_draws_it_now() -> None:
+    (picture,) = re.findall(r"^```text\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    two = [Caller(answer=40), Caller(answer=40)]
+    calm, lively = Teller(two).tell(), Teller([Caller(), Caller(slow=40 * MS), Caller(stops=True)]).tell()
+    views = Mailroom(calm, numbers=[3, 4], texts={"req-0": ["A"] * 40}), Overview(calm, first=3), Totals(lively)
+    for shown, view in zip(picture.split("\n\n")[1:], views, strict=True):
+        drawn = "\n".join(phrases(render(view, 100, terminal=True)))
+        assert [phrase for phrase in phrases(shown) if phrase not in drawn] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
