@@ -176,17 +176,21 @@ def test_the_only_engine_needs_no_name(
 
 @pytest.mark.parametrize("command", ["attach", "top"])
 @pytest.mark.parametrize(
-    ("pids", "known"),
-    [([], "none does; `vllm-lite trace run` in another terminal starts one"), ([11, 12], "11, 12"), ([11, 11], "/r, /r")],
+    ("pids", "told"),
+    [
+        ([], "no engine runs here; `vllm-lite trace run` in another terminal starts one"),
+        ([11, 12], "RUN must be the process id or run directory of an engine that runs here (11, 12)"),
+        ([11, 11], "RUN must be the process id or run directory of an engine that runs here (/r, /r)"),
+    ],
 )
 def test_none_or_several_is_refused(
-    command: str, pids: list[int], known: str, monkeypatch: pytest.MonkeyPatch, capsys: Out
+    command: str, pids: list[int], told: str, monkeypatch: pytest.MonkeyPatch, capsys: Out
 ) -> None:
     for module in (live, trace_live):
         monkeypatch.setattr(module, "live_runs", lambda: [LiveRun(Path("/r"), pid, 0, 0) for pid in pids])
     assert main(["trace", command]) == 2
     said = capsys.readouterr()
-    assert said.err == f"vllm-lite: RUN must be the process id or run directory of an engine that runs here ({known})\n"
+    assert said.err == f"vllm-lite: {told}\n"
     assert len(said.out.splitlines()) == (len(pids) + 2 if pids else 0)
 
 

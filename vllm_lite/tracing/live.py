@@ -61,10 +61,10 @@ def find_live_run(wanted: str | None) -> LiveRun:
     runs = found or live_runs()
     pids = [run.pid for run in runs]
     known = ", ".join(str(run.pid if pids.count(run.pid) == 1 else run.path) for run in runs)
-    known = known or "none does; `vllm-lite trace run` in another terminal starts one"
-    got = "" if wanted is None else f"; got {wanted!r}"
-    told = f"RUN must be the process id or run directory of an engine that runs here ({known}){got}"
-    raise VLLMValidationError(told, parameter="RUN", value=wanted)
+    none = "no engine runs here; `vllm-lite trace run` in another terminal starts one"
+    told = f"RUN must be the process id or run directory of an engine that runs here ({known or none})"
+    told += "" if wanted is None else f"; got {wanted!r}"
+    raise VLLMValidationError(told if runs or wanted else none, parameter="RUN", value=wanted)
 
 
 @contextmanager
