@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import unittest.mock
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from tests.tracing import make
 from tests.tracing.receiver import GRPC, receiver
 from vllm_lite.exceptions import VLLMValidationError
-from vllm_lite.tracing.exporter.launch import ExporterProcess, check_environment
+from vllm_lite.tracing.exporter.launch import KEEP_FREED, ExporterProcess, check_environment
 from vllm_lite.tracing.process import is_alive
 from vllm_lite.tracing.recorder import Recorder
 
@@ -27,6 +28,14 @@ def test_started_followed_and_let_go(run_dir: Path) -> None:
         assert exporter.close() == 0
     assert len(received.spans) == 1
     assert not run_dir.exists()
+
+
+def test_what_the_user_asks_of_glibc_comes_last(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1")
+    with unittest.mock.patch.object(subprocess, "Popen", wraps=subprocess.Popen) as popen:
+        exporter = ExporterProcess(run_dir, "127.0.0.1:1")
+    assert exporter.close() == 0
+    assert popen.call_args.kwargs["env"]["GLIBC_TUNABLES"] == f"{KEEP_FREED}:glibc.malloc.check=1"
 
 
 def test_one_that_hangs_is_killed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,7 @@ class _Made(dict[K, V]):
 
 def _pairs(field: int) -> _Made[str, _Made[Any, bytes]]:
     """Encoded attributes, by name and then by value: most come again."""
-    return _Made(lambda name: _Made(functools.partial(_pair, field, name)))
+    return _Made(lambda name: _Made(functools.partial(_pair, field, _key(name))))
 
 
 _FIELDS = (RESOURCE_ATTRIBUTES, SPAN_ATTRIBUTES, EVENT_ATTRIBUTES, LINK_ATTRIBUTES)
@@ -176,20 +176,24 @@ def _attributes(field: int, attributes: Mapping[str, AttributeValue]) -> bytes:
             if (kind := type(value)) in known
             else _double(field, name) + _DOUBLE.pack(value)
             if isinstance(value, float)  # a time mostly, seldom the same twice
-            else _pair(field, name, value)
+            else _pair(field, _key(name), value)
             for name, value in attributes.items()
         ]
     )
 
 
-def _pair(field: int, name: str, value: AttributeValue) -> bytes:
-    return _item(field, _item(KEY, name.encode()) + _item(VALUE, _any(value)))
+def _key(name: str) -> bytes:
+    return _item(KEY, name.encode())
+
+
+def _pair(field: int, key: bytes, value: AttributeValue) -> bytes:
+    return _item(field, key + _item(VALUE, _any(value)))
 
 
 @functools.lru_cache(CACHED)
 def _double(field: int, name: str) -> bytes:
     """A pair but for its value."""
-    return _pair(field, name, 0.0)[: -_DOUBLE.size]
+    return _pair(field, _key(name), 0.0)[: -_DOUBLE.size]
 
 
 def _any(value: AttributeValue) -> bytes:

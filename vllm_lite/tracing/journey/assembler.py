@@ -194,8 +194,9 @@ class Assembler:
         for req, count in record.refused:
             self._stay(process, req).num_refused = count
         stays = self.stays[process]
-        step.members = [stay for stay in map(stays.get, record.reqs) if stay is not None]
-        if len(step.members) < len(record.reqs):
+        try:
+            step.members = [stays[req] for req in record.reqs]
+        except KeyError:
             step.members = [self._stay(process, req) for req in record.reqs]
         for stay in step.members:
             stay.spells[-1].steps.append(step)
