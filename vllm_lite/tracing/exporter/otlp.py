@@ -32,11 +32,10 @@ RESOURCE_SPANS, RESOURCE, SCOPE_SPANS, THE_SCOPE, SPANS, RESOURCE_ATTRIBUTES = 1
 SPAN_NAME, SPAN_ATTRIBUTES, SPAN_EVENTS, SPAN_LINKS, EVENT_NAME, EVENT_ATTRIBUTES, LINK_ATTRIBUTES = 5, 9, 11, 13, 2, 3, 4
 KEY, VALUE, STRING, ARRAY, VALUES = 1, 2, 1, 5, 1  # of an attribute, of a value that is text or a list, and of a list
 # What each span has, every part behind its tag (a number and a wire type), and behind its length where that is not given.
-_HEAD, _LINK = struct.Struct("<2s16s2s8sBBBQBQ2sI"), struct.Struct("<2s16s2s8sBI")
-_EVENT_TIME, _DOUBLE = struct.Struct("<BQ"), struct.Struct("<d")
-_TRACE_ID, _SPAN_ID, _PARENT = bytes((1 << 3 | 2, 16)), bytes((2 << 3 | 2, 8)), bytes((4 << 3 | 2, 8))
+_HEAD, _LINK_FLAGS, _EVENT_TIME, _DOUBLE = map(struct.Struct, ("<BBBQBQ2sI", "<BI", "<BQ", "<d"))
+_TRACE_ID, _SPAN_ID, _PARENT = "0a10", "1208", "2208"  # in hex digits as the ids are
 _KIND, _START, _END, _TIME, _FLAGS = 6 << 3, 7 << 3 | 1, 8 << 3 | 1, 1 << 3 | 1, b"\x85\x01"  # 16 << 3 | 5 is too large for one
-_LINK_FLAGS, _BOOL, _INT, _FLOAT = 6 << 3 | 5, 2 << 3, 3 << 3, 4 << 3 | 1
+_REMOTE_LINK, _BOOL, _INT, _FLOAT = _LINK_FLAGS.pack(6 << 3 | 5, REMOTE), 2 << 3, 3 << 3, 4 << 3 | 1
 
 
 def _item(field: int, body: bytes) -> bytes:
@@ -99,11 +98,14 @@ class Encoder:
 
 
 def _span(span: Span) -> bytes:
-    ids = _TRACE_ID, bytes.fromhex(span.trace_id), _SPAN_ID, bytes.fromhex(span.span_id)
-    flags = REMOTE if span.remote_parent and span.parent_span_id is not None else NO_FLAGS
-    parts = [_HEAD.pack(*ids, _KIND, span.kind, _START, span.start, _END, span.end, _FLAGS, flags), _name(SPAN_NAME, span.name)]
-    if span.parent_span_id:
-        parts.append(_PARENT + bytes.fromhex(span.parent_span_id))
+    parent = span.parent_span_id
+    flags = REMOTE if span.remote_parent and parent is not None else NO_FLAGS
+    ids = f"{_TRACE_ID}{span.trace_id}{_SPAN_ID}{span.span_id}"
+    parts = [
+        bytes.fromhex(f"{ids}{_PARENT}{parent}" if parent else ids),
+        _name(SPAN_NAME, span.name),
+        _HEAD.pack(_KIND, span.kind, _START, span.start, _END, span.end, _FLAGS, flags),
+    ]
     if span.error is not None or span.tracestate or span.dropped_attributes or span.dropped_events or span.dropped_links:
         parts.append(_rare(span))
     if span.attributes:
@@ -128,8 +130,8 @@ def _rare(span: Span) -> bytes:
 
 
 def _encode_link(link: Link) -> bytes:
-    ids = _TRACE_ID, bytes.fromhex(link.trace_id), _SPAN_ID, bytes.fromhex(link.span_id)
-    body = _LINK.pack(*ids, _LINK_FLAGS, REMOTE) + _attributes(LINK_ATTRIBUTES, link.attributes)
+    ids = bytes.fromhex(f"{_TRACE_ID}{link.trace_id}{_SPAN_ID}{link.span_id}")
+    body = ids + _REMOTE_LINK + _attributes(LINK_ATTRIBUTES, link.attributes)
     link.encoded = _item(SPAN_LINKS, body)
     return link.encoded
 

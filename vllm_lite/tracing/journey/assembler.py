@@ -280,7 +280,7 @@ def _join(stay: Stay, request: RequestJourney, post: rec.Post) -> None:
     stay.request, stay.post = request, post
     request.stays.append(stay)
     for known in request.stays:
-        known.links.clear()  # those made before name the stay, or one sample alone
+        known.link = None  # one made before names the stay, or one sample alone
 
 
 def _opened(step: StepJourney, bag: Bag) -> None:

@@ -96,7 +96,7 @@ class Stay:
     leave: rec.Leave | None = None
     num_refused: int = 0  # how often blocks could not be had before its last admission
     num_stale: int = 0  # tokens that were made when it was gone
-    links: dict[int, Any] = field(default_factory=dict)  # by tokens: what its steps link to it with, made once
+    link: Any = None  # what a step links to it with that grants it one token, made once
 
     @property
     def t_end(self) -> int | None:

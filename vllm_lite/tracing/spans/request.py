@@ -82,6 +82,8 @@ def _answered(request: RequestJourney, close: rec.Close) -> Attributes:
 
 def _token_events(request: RequestJourney) -> list[Event]:
     """One for each letter; `index` counts the tokens before it, those of letters that were cut away too."""
+    if not request.bags:
+        return []
     rows, events, index = request.rows, list[Event](), 0
     for place, (bag, (t, tokens, fate)) in enumerate(zip(request.bags, rows, strict=True)):
         if place == request.places.gap:
@@ -142,6 +144,8 @@ def _sample(request: RequestJourney, post: rec.Post, root: Span) -> Span:
 
 def _mailbox(request: RequestJourney, root: Span) -> list[Span]:
     """From the first put to the last take (level 2 and up)."""
+    if not request.bags:
+        return []
     wall = request.process.wall
     puts = [
         Event("collector.put" if fate == rec.PUT else "collector.merge", wall(t), {"tokens": tokens})

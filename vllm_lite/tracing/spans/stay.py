@@ -79,7 +79,7 @@ def _phases(stay: Stay, span: Span, number: int, spell: Spell) -> list[Span]:
 
     steps, prefills, scheduled = spell.steps, spell.prefills, spell.t_scheduled
     over = spell.t_preempted if spell.t_preempted is not None else _end(stay)
-    over = max([over, *(step.t_end for step in steps[-IN_FLIGHT:])])
+    over = max([over, *[step.t_end for step in steps[-IN_FLIGHT:]]])
     if spell.t_queued is not None:
         until = over if scheduled is None else scheduled
         phase("queued", min(spell.t_queued, until), until, {})
@@ -87,10 +87,10 @@ def _phases(stay: Stay, span: Span, number: int, spell: Spell) -> list[Span]:
         return phases
     turn, num_decodes = scheduled, steps.total - len(prefills)
     if prefills:
-        turn = max(share.step.t_end for share in prefills[-IN_FLIGHT:]) if num_decodes else over
+        turn = max([share.step.t_end for share in prefills[-IN_FLIGHT:]]) if num_decodes else over
         attributes: Attributes = {
             "vllm_lite.chunks": len(prefills),
-            "vllm_lite.num_computed_tokens": sum(share.tokens for share in prefills),
+            "vllm_lite.num_computed_tokens": sum([share.tokens for share in prefills]),
             "vllm_lite.num_cached_tokens": spell.num_cached_tokens,
         }
         phase("prefill", scheduled, turn, attributes, prefills)

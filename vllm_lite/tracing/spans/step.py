@@ -63,7 +63,7 @@ def _root(step: StepJourney) -> Span:
 def _links(step: StepJourney) -> list[Link]:
     """To the root span of each traced request in the step, with the tokens granted to all its samples."""
     shares = zip(step.members, step.schedule.tokens, strict=False)  # a step that was forgotten has no members
-    found = [stay.links.get(tokens) or _link(stay, tokens) for stay, tokens in shares]
+    found = [(tokens == 1 and stay.link) or _link(stay, tokens) for stay, tokens in shares]
     links, sampled = list(filter(None, found)), dict[RequestJourney, int]()
     if len(links) < len(found):
         for stay, tokens in zip(step.members, step.schedule.tokens, strict=True):
@@ -79,8 +79,8 @@ def _link(stay: Stay, tokens: int) -> Link | None:
         link = _to(stay.request.accept, stay.request.accept.external_id, tokens)
     elif stay.request is None and stay.receive is not None:  # its front end's spool is lost: the stay is the highest span
         link = _to(stay.receive, stay.receive.internal_id, tokens)
-    if link is not None:
-        stay.links[tokens] = link
+    if tokens == 1:
+        stay.link = link
     return link
 
 
@@ -165,13 +165,13 @@ def _process(bag: Bag, trace_id: str, sender: str) -> Span:
 
 
 def _slices(bag: Bag, whole: Span) -> Iterator[Span]:
-    done_before = 0
+    done_before, letters = 0, bag.letters if bag.sort.reqs else []
     for index, (t0, t1, size) in enumerate(bag.sort.slices):
         if index:
             yield whole.child("yield_to_loop", Kind.INTERNAL, (done_before, t0), number=index)
         attributes: Attributes = {"vllm_lite.slice.index": index, "vllm_lite.slice.size": size}
         span = whole.child("output_processor.slice", Kind.INTERNAL, (t0, t1), attributes, number=index)
-        span.events = [_event(letter, span.end) for letter in bag.letters if letter.slice == index and letter.fate != LATE]
+        span.events = [_event(letter, span.end) for letter in letters if letter.slice == index and letter.fate != LATE]
         yield span
         done_before = t1
 
