@@ -4,8 +4,6 @@ Names are resolved lazily, so that a child process imports only its own place.
 Mirrors: vllm/__init__.py
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

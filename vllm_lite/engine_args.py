@@ -5,8 +5,6 @@ Does not know: limits of values (each part checks its own) or any class of the e
 Mirrors: vllm/engine/arg_utils.py
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import difflib

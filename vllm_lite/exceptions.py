@@ -4,8 +4,6 @@ Process: all. Knows: names and texts. Does not know: who raises them.
 Mirrors: vllm/v1/engine/exceptions.py and vllm/exceptions.py
 """
 
-from __future__ import annotations
-
 
 class VLLMClientError(ValueError):
     """The caller's request is at fault; the engine is well and the answer is a 400."""

@@ -5,8 +5,6 @@ Requests, steps and bags are plain rows with times in seconds; each row has its 
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import atexit
 import dataclasses
 import glob

@@ -5,8 +5,6 @@ text that is UTF-8. Does not know: which class asks. Where a check is `optional`
 Mirrors: nothing; vLLM spreads these checks over its classes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 

@@ -5,8 +5,6 @@ or torch (in transformers 5 AutoConfig imports torch, and the front end must not
 Mirrors: vllm/config/model.py
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

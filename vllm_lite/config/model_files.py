@@ -5,8 +5,6 @@ client. Does not know: torch (a child converts GGUF), or what is in the files.
 Mirrors: vllm/transformers_utils/repo_utils.py and vllm/model_executor/model_loader/weight_utils.py (where files come from)
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

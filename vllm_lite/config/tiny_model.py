@@ -5,8 +5,6 @@ are numpy. Token ids 0 to 255 are the bytes, so ids of a text are its UTF-8 byte
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

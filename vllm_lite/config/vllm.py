@@ -4,8 +4,6 @@ Process: all. Knows: names, sizes, limits, and the rules between them. Does not 
 Mirrors: vllm/config/vllm.py, cache.py, scheduler.py, parallel.py, load.py, device.py, observability.py
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import Any

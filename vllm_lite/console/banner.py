@@ -5,8 +5,6 @@ Process: whichever prints. Knows: stations, and the engine's facts as sentences.
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 

@@ -4,8 +4,6 @@ Process: whichever prints. Knows: the journey model. Does not know: widths or co
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import chain

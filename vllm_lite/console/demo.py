@@ -4,8 +4,6 @@ Process: demos and tests. Knows: the canned run. Does not know: views.
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -5,8 +5,6 @@ Process: whichever prints. Knows: two runs compared, the screen. Does not know: 
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from rich.text import Text

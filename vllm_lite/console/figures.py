@@ -4,8 +4,6 @@ Process: whichever prints. Knows: nanoseconds and bytes. Does not know: what was
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise

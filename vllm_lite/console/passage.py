@@ -4,8 +4,6 @@ Process: whichever prints. Knows: the journey model and its times. Does not know
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Process: whichever prints. Knows: the journey model. Does not know: columns, wid
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Process: whichever prints. Knows: the journey model, the screen. Does not know: 
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -6,8 +6,6 @@ stays unknown to the prefix cache and is the first to be used again.
 Mirrors: vllm/v1/core/block_pool.py
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from vllm_lite.engine_core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock

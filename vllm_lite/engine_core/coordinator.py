@@ -8,8 +8,6 @@ steps when it has something to do, so there is no wave to announce.
 Mirrors: vllm/v1/engine/coordinator.py
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import signal

@@ -7,8 +7,6 @@ share them already, since the worker writes the whole step's K and V of a layer 
 Mirrors: vllm/v1/core/kv_cache_manager.py, vllm/v1/core/single_type_kv_cache_manager.py
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from vllm_lite.engine_core.block_pool import BlockPool

@@ -4,8 +4,6 @@ Process: engine core. Knows: ids, hashes, bytes. Does not know: tensors, or whic
 Mirrors: vllm/v1/core/kv_cache_utils.py
 """
 
-from __future__ import annotations
-
 import hashlib
 from array import array
 from collections import OrderedDict

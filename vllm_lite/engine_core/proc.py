@@ -7,8 +7,6 @@ end with finish_reason "abort"; after any other end their callers get EngineDead
 Mirrors: vllm/v1/engine/core.py (EngineCoreProc.run_engine_core, startup_handshake)
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import logging

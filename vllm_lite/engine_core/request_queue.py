@@ -4,8 +4,6 @@ Process: engine core. Knows: the order of requests. Does not know: blocks or bud
 Mirrors: vllm/v1/core/sched/request_queue.py (both of its queues in one)
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Container, Iterator
 

@@ -4,8 +4,6 @@ Process: front end. Knows: LLMEngine, the progress bar. Does not know: event loo
 Mirrors: vllm/entrypoints/llm.py
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -5,8 +5,6 @@ kinder than letting everybody wait longer.
 Mirrors: vllm/v1/engine/admission_control.py
 """
 
-from __future__ import annotations
-
 from vllm_lite.config import SchedulerConfig
 from vllm_lite.exceptions import MaxQueuedTokensError, QueueOverflowError
 

@@ -6,8 +6,6 @@ values they cannot change.
 Mirrors: nothing in vLLM, which calls transformers' apply_chat_template.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Mapping, Sequence

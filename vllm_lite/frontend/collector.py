@@ -5,8 +5,6 @@ outputs come from. Several readers of one mailbox are an error.
 Mirrors: vllm/v1/engine/output_processor.py (RequestOutputCollector)
 """
 
-from __future__ import annotations
-
 import asyncio
 import weakref
 from collections.abc import Callable

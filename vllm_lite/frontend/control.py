@@ -5,8 +5,6 @@ What each call means is said once, in EngineClient. What is not served raises No
 Mirrors: vllm/v1/engine/async_llm.py (its control methods)
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args

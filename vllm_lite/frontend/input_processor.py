@@ -5,8 +5,6 @@ here cannot hurt the engine core: a bad value is refused now, by name, and no ot
 Mirrors: vllm/v1/engine/input_processor.py
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ is made; it asks the tokenizer for one token at a time.
 Mirrors: vllm/v1/engine/logprobs.py
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from vllm_lite.frontend.tokenizer import Tokenizer

@@ -5,8 +5,6 @@ not know: AsyncLLM, which can therefore be collected while this task runs.
 Mirrors: vllm/v1/engine/async_llm.py (output_handler, abort)
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import logging

@@ -5,8 +5,6 @@ it says which requests the engine core must be told to give up.
 Mirrors: vllm/v1/engine/output_processor.py
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Iterable, Sequence

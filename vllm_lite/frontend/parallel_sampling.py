@@ -5,8 +5,6 @@ final one. Does not know: detokenizers or queues. The engine core sees the child
 Mirrors: vllm/v1/engine/parallel_sampling.py
 """
 
-from __future__ import annotations
-
 import copy
 
 import msgspec

@@ -5,8 +5,6 @@ collected.
 Mirrors: vllm/v1/engine/async_llm.py (shutdown)
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

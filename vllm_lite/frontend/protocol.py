@@ -4,8 +4,6 @@ Process: front end. Knows: names and types. Does not know: AsyncLLM, whose metho
 Mirrors: vllm/engine/protocol.py
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass

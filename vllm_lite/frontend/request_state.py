@@ -5,8 +5,6 @@ them. Does not know: other requests, sockets.
 Mirrors: vllm/v1/engine/output_processor.py (RequestState)
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -7,8 +7,6 @@ one part ahead.
 Mirrors: vllm/v1/engine/async_llm.py (_add_streaming_input_request)
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -4,8 +4,6 @@ Process: front end. Knows: parameters, errors, conventions' names. Does not know
 Mirrors: vllm/v1/engine/output_processor.py (do_tracing)
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from vllm_lite.config.checks import INT64_MAX, INT64_MIN

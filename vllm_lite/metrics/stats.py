@@ -5,8 +5,6 @@ what happened there. Does not know: loggers. A time is computed only where both 
 Mirrors: vllm/v1/metrics/stats.py (the front end's half)
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 

@@ -7,8 +7,6 @@ computed again. In the variant `engine_dies` the engine core is killed after ste
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from importlib.resources import files
 from pathlib import Path

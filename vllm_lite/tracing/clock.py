@@ -5,8 +5,6 @@ boot share; one anchor for each boot turns it into dates, so that spans of diffe
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Process: all. Knows: headers and ids. Does not know: requests, or who is sampled
 Mirrors: vllm/tracing/utils.py
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Process: `vllm-lite trace export`. Knows: where spans come from and which writer
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path

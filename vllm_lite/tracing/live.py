@@ -5,8 +5,6 @@ by the control page that each of its processes has mapped, wherever its run dire
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path

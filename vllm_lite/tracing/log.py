@@ -4,8 +4,6 @@ Process: front end, and the caller's code around `generate()`. Knows: logging, o
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Process: readers. Knows: pids, roles, clocks. Does not know: records.
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field

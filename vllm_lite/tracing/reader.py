@@ -5,8 +5,6 @@ A last frame that was cut short is left out and counted; records of kinds that a
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import socket
 import zlib
 from collections import defaultdict

@@ -6,8 +6,6 @@ unbuffered write for each step, bag or event of a request's life, so a killed pr
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

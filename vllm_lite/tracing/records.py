@@ -6,8 +6,6 @@ trace ids 32 and span ids 16 lower-case hex digits. Does not know: files, spans 
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import ClassVar

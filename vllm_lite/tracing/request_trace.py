@@ -5,8 +5,6 @@ writes the records. A request that is not traced has None in its place, so that 
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol

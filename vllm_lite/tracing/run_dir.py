@@ -5,8 +5,6 @@ what is written in them.
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import closing

@@ -6,8 +6,6 @@ file appears with the first record, so an untraced run leaves none.
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -4,8 +4,6 @@ Process: all. Knows: names and places. Does not know: how a record is written.
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -4,8 +4,6 @@ Process: engine core and worker. Knows: shapes and bytes. Does not know: tensors
 Mirrors: vllm/v1/kv_cache_interface.py
 """
 
-from __future__ import annotations
-
 import msgspec
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int64": 8}

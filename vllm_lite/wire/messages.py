@@ -5,8 +5,6 @@ All are array-like msgpack: a decoder fills missing trailing fields with their d
 Mirrors: vllm/v1/engine/__init__.py
 """
 
-from __future__ import annotations
-
 import enum
 import time
 from typing import Any

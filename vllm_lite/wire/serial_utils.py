@@ -6,8 +6,6 @@ An array travels as an extension value, so that it is found again even where a f
 Mirrors: vllm/v1/serial_utils.py
 """
 
-from __future__ import annotations
-
 import re
 import typing
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ Does not know: what is sent.
 Mirrors: vllm/utils/network_utils.py
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -4,8 +4,6 @@ Process: made in the engine core, read in the front end. Knows: counts. Does not
 Mirrors: vllm/v1/metrics/stats.py (the engine core's half)
 """
 
-from __future__ import annotations
-
 import msgspec
 
 

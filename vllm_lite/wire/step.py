@@ -4,8 +4,6 @@ Process: engine core and worker. Knows: columns of ids and counts. Does not know
 Mirrors: vllm/v1/core/sched/output.py, vllm/v1/outputs.py
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

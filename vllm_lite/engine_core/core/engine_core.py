@@ -5,8 +5,6 @@ left to come. Does not know: who asked, or how the answer travels; an answer tha
 Mirrors: vllm/v1/engine/core.py (EngineCore: pause_scheduler, sleep, wake_up and their like)
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future

@@ -5,8 +5,6 @@ nor how the process was started (`engine_core.proc` does).
 Mirrors: vllm/v1/engine/core.py (EngineCoreProc)
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import queue

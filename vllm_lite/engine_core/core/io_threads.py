@@ -5,8 +5,6 @@ step is. Whatever comes in broken is logged and dropped, or becomes that request
 Mirrors: vllm/v1/engine/core.py (process_input_sockets, process_output_sockets)
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import threading

@@ -5,8 +5,6 @@ it is shown each stage's result. When tracing is off every method is skipped by 
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ stages. Does not know: sockets, threads, or who asked.
 Mirrors: vllm/v1/engine/core.py (EngineCore: its steps)
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections import deque

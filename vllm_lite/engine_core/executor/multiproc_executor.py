@@ -5,8 +5,6 @@ find out that the engine core died by a pipe that closes with it; it finds out a
 Mirrors: vllm/v1/executor/multiproc_executor.py
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

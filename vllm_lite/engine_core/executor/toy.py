@@ -6,8 +6,6 @@ block that was shared, freed or skipped wrongly shows as a wrong token. `expecte
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

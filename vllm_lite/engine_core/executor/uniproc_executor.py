@@ -5,8 +5,6 @@ worker is imported when one is built.
 Mirrors: vllm/v1/executor/uniproc_executor.py
 """
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from typing import Any
 

@@ -4,8 +4,6 @@ Process: whichever parses. Knows: argparse. Does not know: which commands there 
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from typing import TypeAlias

@@ -5,8 +5,6 @@ Exit codes: 0 done; 1 the engine failed or a check did not hold; 2 the command l
 Mirrors: vllm/entrypoints/cli/main.py
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

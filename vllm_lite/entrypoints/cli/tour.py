@@ -4,8 +4,6 @@ Process: its own. Knows: CodeTour files, which an editor shows as well, and the 
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import textwrap

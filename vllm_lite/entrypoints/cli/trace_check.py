@@ -4,8 +4,6 @@ Process: its own. Knows: options, how findings are printed. Does not know: the r
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Process: front end. Knows: the acts. Does not know: how an engine or a view work
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Process: its own. Knows: options, the console's views, what writes and sends spa
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

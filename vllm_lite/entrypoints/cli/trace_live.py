@@ -5,8 +5,6 @@ took to read and draw, so that it never takes more than a fifth of a core from t
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import argparse
 from time import localtime, monotonic_ns, sleep, strftime
 

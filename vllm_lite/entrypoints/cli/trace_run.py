@@ -4,8 +4,6 @@ Process: front end. Knows: options, and which caller gets which habit. Does not 
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os.path

@@ -4,8 +4,6 @@ Process: its own. Knows: options, the console's views. Does not know: engines.
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from vllm_lite.config.checks import check_int, refuse

@@ -4,8 +4,6 @@ Process: front end, or a reader's own. Knows: the console's views. Does not know
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import os

@@ -4,8 +4,6 @@ Process: front end. Knows: which client a configuration asks for. Does not know:
 Mirrors: vllm/v1/engine/core_client.py
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from vllm_lite.config import VllmConfig

@@ -6,8 +6,6 @@ Sends never block (no high-water mark), so they are plain calls inside the async
 Mirrors: vllm/v1/engine/core_client.py (MPClient, AsyncMPClient, BackgroundResources)
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -4,8 +4,6 @@ Process: front end. Knows: the calls. Does not know: how many engine cores there
 Mirrors: vllm/v1/engine/core_client.py (EngineCoreClient)
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -7,8 +7,6 @@ spread although no engine core has said anything yet; the other front ends are t
 Mirrors: vllm/v1/engine/core_client.py (DPLBAsyncMPClient, DPAsyncMPClient)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

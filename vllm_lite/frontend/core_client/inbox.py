@@ -5,8 +5,6 @@ object, which can therefore be collected while the loop still holds this.
 Mirrors: vllm/v1/engine/core_client.py (process_outputs_socket)
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars

@@ -5,8 +5,6 @@ messages, the addresses of all sockets. Does not know: requests.
 Mirrors: vllm/v1/engine/utils.py (launch_core_engines, wait_for_engine_startup)
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import copy

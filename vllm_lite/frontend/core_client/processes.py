@@ -6,8 +6,6 @@ A child that holds the pipe's read end sees its end when this process is gone, h
 Mirrors: vllm/v1/engine/utils.py (CoreEngineProcManager), vllm/v1/engine/core_client.py (the monitor thread)
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -6,8 +6,6 @@ What each call means is said in EngineCoreClient. One thread uses a client.
 Mirrors: vllm/v1/engine/core_client.py (SyncMPClient, InprocClient)
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import logging

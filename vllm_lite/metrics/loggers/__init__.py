@@ -4,8 +4,6 @@ Process: front end, on the event loop. Knows: which loggers there are, per engin
 Mirrors: vllm/v1/metrics/loggers.py
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points

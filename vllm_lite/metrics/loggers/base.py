@@ -4,8 +4,6 @@ Process: front end, on the event loop. Knows: the calls, sums since the last lin
 Mirrors: vllm/v1/metrics/loggers.py (StatLoggerBase, LoggingStatLogger and their aggregates)
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from abc import ABC, abstractmethod

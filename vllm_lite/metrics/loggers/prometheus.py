@@ -5,8 +5,6 @@ Each logger has a registry of its own: two engines in one process do not mix the
 Mirrors: vllm/v1/metrics/loggers.py (PrometheusStatLogger), vllm/v1/metrics/buckets.py
 """
 
-from __future__ import annotations
-
 import collections
 from bisect import bisect_left
 from collections.abc import Sequence

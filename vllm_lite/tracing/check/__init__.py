@@ -4,8 +4,6 @@ Process: readers (`vllm-lite trace check`, tests). Knows: the journey model and 
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path

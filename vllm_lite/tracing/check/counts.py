@@ -4,8 +4,6 @@ Process: readers. Knows: the journey model, client.jsonl. Does not know: spans.
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any

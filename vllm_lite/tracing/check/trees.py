@@ -4,8 +4,6 @@ Process: readers. Knows: spans. Does not know: records, files.
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 

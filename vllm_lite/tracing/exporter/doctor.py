@@ -4,8 +4,6 @@ Process: `vllm-lite trace doctor`. Knows: settings, sockets, what the official e
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -5,8 +5,6 @@ Memory is bounded: what is done is forgotten, a long request keeps its ends, and
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@ Process: whoever builds the engine. Knows: how a child is started and told that 
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@ They read headers, timeout and TLS files from the environment themselves, compre
 Mirrors: vllm/tracing/otel.py (get_span_exporter)
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

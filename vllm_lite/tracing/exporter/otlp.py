@@ -7,8 +7,6 @@ takes ten times as long (`benchmarks/trace_exporter.py`).
 Mirrors: vllm/tracing/otel.py
 """
 
-from __future__ import annotations
-
 import functools
 import struct
 from collections.abc import Callable, Iterable, Mapping

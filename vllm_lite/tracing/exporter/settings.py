@@ -5,8 +5,6 @@ classes; headers, timeout and TLS are read by the official exporters themselves.
 Mirrors: vllm/tracing/otel.py (get_span_exporter)
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ of different spools may come in any, so whatever refers to something not yet see
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sized
 from typing import Any, TypeVar

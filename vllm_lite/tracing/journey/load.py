@@ -4,8 +4,6 @@ Process: readers. Knows: reader and assembler. Does not know: who asks.
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 

@@ -6,8 +6,6 @@ it ends. How long letters lay in mailboxes is read from columns, without an obje
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain
 

@@ -4,8 +4,6 @@ Process: readers. Knows: the journey model and the conventions. Does not know: w
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from vllm_lite.tracing.journey import Run

@@ -4,8 +4,6 @@ Process: readers. Knows: Phase, EngineDead, Call and Serve records. Does not kno
 Mirrors: vllm/tracing (the @instrument spans)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from vllm_lite.tracing import records as rec

@@ -4,8 +4,6 @@ Process: readers. Knows: RequestJourney, the conventions for names and attribute
 Mirrors: vllm/v1/engine/output_processor.py (do_tracing), of which it makes one span for each thing that happened
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from vllm_lite.tracing import records as rec

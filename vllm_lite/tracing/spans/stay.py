@@ -4,8 +4,6 @@ Process: readers. Knows: Stay and its steps. Does not know: the front end's half
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from vllm_lite.tracing import records as rec

@@ -4,8 +4,6 @@ Process: readers. Knows: StepJourney and Bag, the conventions for names and attr
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from vllm_lite.tracing import records as rec

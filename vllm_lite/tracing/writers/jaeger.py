@@ -5,8 +5,6 @@ it and are left out.
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path

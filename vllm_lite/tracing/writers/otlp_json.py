@@ -4,8 +4,6 @@ Process: readers. Knows: the OTLP/JSON mapping (hex ids, 64-bit numbers as strin
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import zlib

@@ -6,8 +6,6 @@ has as many lanes as it takes.
 Mirrors: nothing in vLLM.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
