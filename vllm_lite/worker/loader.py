@@ -52,13 +52,8 @@ def load_weights(model_config: ModelConfig, config: Any, load_format: str, devic
             return _random_model(model_config.seed, device, options)
         _check_folder(Path(model_config.model_path))
         with _progress_bar():
-            model, report = AutoModelForCausalLM.from_pretrained(
-                model_config.model_path,
-                **options,
-                device_map=None if device.type == "cpu" else device,
-                local_files_only=True,
-                output_loading_info=True,
-            )
+            options |= {"device_map": None if device.type == "cpu" else device, "local_files_only": True}
+            model, report = AutoModelForCausalLM.from_pretrained(model_config.model_path, **options, output_loading_info=True)
     except ValueError as error:
         raise UnsupportedModelError(
             f"{config.model_type} is not a text generation model that transformers can load: {error}"

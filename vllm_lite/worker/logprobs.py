@@ -32,11 +32,8 @@ def gather_logprobs(logprobs: torch.Tensor, token_ids: Ints, num_candidates: int
     if num_candidates:
         best = logprobs.topk(num_candidates, dim=-1)
         values, ids = torch.cat([own, best.values], dim=1), torch.cat([index, best.indices], dim=1)
-    return LogprobsLists(
-        ids.cpu().numpy().astype(np.int32),
-        values.cpu().numpy().astype(np.float32),
-        ranks.cpu().numpy().astype(np.int32),
-    )
+    ids, values, ranks = ids.to(torch.int32), values.to(torch.float32), ranks.to(torch.int32)
+    return LogprobsLists(*(array.cpu().numpy() for array in (ids, values, ranks)))
 
 
 def row_of(lists: LogprobsLists, row: int, num_candidates: int) -> LogprobsLists:
@@ -88,9 +85,6 @@ def prompt_logprobs(
             tokens = batch.token_ids[row, part.first + start : part.first + start + count].astype(np.int64)
             pieces.append(gather_logprobs(scores, tokens, int(batch.sampling.num_prompt_logprobs[row])))
         offset += part.count
-        found[step.req_ids[part.index]] = LogprobsLists(
-            np.concatenate([piece.logprob_token_ids for piece in pieces]),
-            np.concatenate([piece.logprobs for piece in pieces]),
-            np.concatenate([piece.sampled_token_ranks for piece in pieces]),
-        )
+        columns = zip(*((piece.logprob_token_ids, piece.logprobs, piece.sampled_token_ranks) for piece in pieces), strict=True)
+        found[step.req_ids[part.index]] = LogprobsLists(*(np.concatenate(column) for column in columns))
     return found

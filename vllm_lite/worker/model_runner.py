@@ -81,9 +81,8 @@ class ModelRunner:
         self.replays = self.backend.capturable and not model_config.enforce_eager
         self._graphs = DecodeGraphs(graph_sizes(self._max_num_seqs, 2 if model_config.compile else 1))
         self._pooler = Pooler()
-        self._batch = InputBatch(
-            self._max_num_seqs, model_config.max_model_len, self._block_size, model.config.vocab_size, model_config.seed
-        )
+        sizes = (self._max_num_seqs, self._max_model_len, self._block_size, model.config.vocab_size)
+        self._batch = InputBatch(*sizes, model_config.seed)
         self._computed: ComputedStep | None = None
         self.clock = StepClock(0)
 

@@ -40,18 +40,3 @@ class AttentionMetadata:
         positions = np.arange(first, self.seq_lens[request])
         blocks: Ints = self.block_table[request, positions // self.block_size]
         return np.asarray(blocks * self.block_size + positions % self.block_size)
-
-    def padded_slots(self, requests: Ints, window: int | None, multiple: int = 1) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Slots of several sequences, side by side: int64 and bool [len(requests), longest, rounded up to a `multiple`].
-
-        With a `window` only each sequence's last `window` tokens count. Where the mask is False there is no token, and the
-        slot is 0: the null block is never written, so what is read there is zero and not another request's past.
-        """
-        ends = self.seq_lens[requests]
-        starts = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
-        longest = int((ends - starts).max())
-        positions = starts[:, None] + np.arange(-(-longest // multiple) * multiple)
-        valid = positions < ends[:, None]
-        columns = np.where(valid, positions // self.block_size, 0)
-        blocks = np.take_along_axis(self.block_table[requests], columns, axis=1)
-        return np.where(valid, blocks * self.block_size + positions % self.block_size, 0), valid
