@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_lite.exceptions import EngineDeadError
@@ -269,6 +270,7 @@ class Stamps:
             self._recorder.close()
 
 
+@dataclass(slots=True)
 class BagStamp:
     """What is noted while one bag is sorted.
 
@@ -276,21 +278,18 @@ class BagStamp:
     `columns` each with its tokens and its fate (one of PUT, STAPLED, KEPT_BACK).
     """
 
-    __slots__ = (
-        *("by_letter", "columns", "fates", "gone", "late", "reqs", "slices", "tokens"),
-        *("num_kept_back", "num_letters", "num_stapled", "num_tokens"),
-    )
-
-    def __init__(self, *, by_letter: bool = True, columns: bool = True) -> None:
-        self.by_letter = by_letter
-        self.columns = columns
-        self.reqs: list[int] = []
-        self.tokens: list[int] = []
-        self.fates = ""
-        self.late: list[tuple[str, int]] = []  # letters for requests that are gone, or go by them: internal id and tokens
-        self.slices: list[tuple[int, int, int]] = []
-        self.gone: list[int] = []  # how many late ones in each slice
-        self.num_letters = self.num_tokens = self.num_stapled = self.num_kept_back = 0
+    by_letter: bool = True
+    columns: bool = True
+    reqs: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    fates: str = ""
+    late: list[tuple[str, int]] = field(default_factory=list)  # of requests that are gone, or go now: internal id, tokens
+    slices: list[tuple[int, int, int]] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)  # how many late ones in each slice
+    num_letters: int = 0
+    num_tokens: int = 0
+    num_stapled: int = 0
+    num_kept_back: int = 0
 
     def note_slice(self, rows: Sequence[EngineCoreOutput], t0: int, gone: set[int], odd: Mapping[int, str], even: bool) -> None:
         """These rows were sorted, from `t0` to now. By identity, `gone` are those that became no letter, `odd` those with
