@@ -87,14 +87,33 @@ def test_work_may_be_shared_by_threads(threads: int, dtype: torch.dtype, monkeyp
     run([(90, 1)], kind)
 
 
-def test_it_is_compiled_anew_where_no_folder_can_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("no locator available"), OSError(28, "No space left"), EOFError()])
+def test_it_is_compiled_anew_where_it_cannot_be_kept(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def njit(*args: Any, cache: bool = False, **options: Any) -> Any:
         if cache:
-            raise RuntimeError("cannot cache function: no locator available")
+            raise error
         return numba.njit(*args, **options)
 
     monkeypatch.setattr(cpu_decode, "njit", njit)
     assert kernel.__wrapped__(u32, 4, 4, 1).signatures
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+def test_a_damaged_file_does_not_keep_an_engine_from_starting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suffix: str
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    kernel.__wrapped__(u32, 4, 4, 1)
+    (file,) = tmp_path.rglob(f"*.{suffix}")
+    file.write_bytes(file.read_bytes()[:10])
+    assert kernel.__wrapped__(u32, 4, 4, 1).signatures
+
+
+def test_engines_that_start_at_once_never_share_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    kernel.__wrapped__(u32, 4, 4, 1)
+    kernel.__wrapped__(u32, 4, 4, 2)
+    assert len(list(tmp_path.rglob("*.nbi"))) == 2
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

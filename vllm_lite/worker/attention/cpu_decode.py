@@ -173,10 +173,12 @@ def kernel(word: Any, width: int, width_v: int, group: int) -> Any:
                 for d in range(r * width_v, (r + 1) * width_v):
                     out[item * rows_v + d] = join(sum_low[d] * top[r], sum_high[d] * top[r], half)
 
+    # A name and so a file of its own: of two that processes add to one file at once, numba may load either for the other.
+    run.__qualname__ = f"decode_{np.dtype(word)}_{width}_{width_v}_{group}"
     options = {"nogil": True, "error_model": "numpy", "fastmath": FAST}
     try:
         return njit(SIGNATURE, cache=True, **options)(run)
-    except RuntimeError:  # there is no folder to keep it in
+    except Exception:  # there is no folder to keep it in, no room, or the file is damaged
         return njit(SIGNATURE, **options)(run)
 
 
