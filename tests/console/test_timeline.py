@@ -3,7 +3,9 @@ from __future__ import annotations
 from tests.console.screens import Golden, lines, render
 from tests.console.story import Caller, Teller, crowd, short_story
 from vllm_lite.console.demo import canned_run
+from vllm_lite.console.figures import span
 from vllm_lite.console.timeline import Overview, Waterfall, ending
+from vllm_lite.console.totals import Totals
 
 
 def test_golden(golden: Golden) -> None:
@@ -34,6 +36,18 @@ def test_the_figures_of_a_row() -> None:
     assert "S8 sort           6      1.48 |" in text
     assert "C 28 prompt tokens, 5 answer tokens, stop at '.'; first after 33.6 ms" in text
     assert "mailbox: 5 puts = 5 takes; longest wait 45 us" in text
+
+
+def test_a_request_is_as_long_as_its_caller_saw_it_also_where_the_core_went_on() -> None:
+    run = Teller([Caller(leaves_after=3)]).tell()
+    request = run.requests[0]
+    closed = request.process.wall(request.close.t) - request.process.wall(request.accept.t) if request.close else 0
+    (stay,) = request.stays
+    assert stay.t_end is not None
+    assert stay.process.wall(stay.t_end) > request.process.wall(request.accept.t) + closed
+    (title, *_), (total, *_) = lines(Waterfall(request, 0)), lines(Totals(run))
+    assert f"  {span(closed)}  " in title
+    assert f"within {span(closed)}  " in total
 
 
 def test_what_ascii_fills_a_cell_with_is_explained() -> None:

@@ -65,9 +65,9 @@ class Waterfall(View):
     def _lines(self, screen: Screen) -> Iterator[Text]:
         request, close, name = self.request, self.request.close, request_name(self.number)
         found = {key: intervals for key, intervals in request_intervals(request).items() if intervals}
-        start = request.process.wall(request.accept.t)
-        end = max([request_end(request), *(t1 for intervals in found.values() for _, t1 in intervals)])
-        yield screen.title(f"request {name}", screen.printable(request.accept.external_id), span(end - start))
+        start, closed = request.process.wall(request.accept.t), request_end(request)
+        end = max([closed, *(t1 for intervals in found.values() for _, t1 in intervals)])  # the core may go on for a while
+        yield screen.title(f"request {name}", screen.printable(request.accept.external_id), span(closed - start))
         yield Text.assemble((f"{name} ", f"bold {request_style(self.number)}"), story(request))
         if close is not None and close.error_message:
             yield Text(screen.printable(f"{close.error_type}: {close.error_message}"), ERROR)
