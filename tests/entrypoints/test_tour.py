@@ -121,3 +121,11 @@ def test_help(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     text = capsys.readouterr().out
     assert text.startswith("usage: vllm-lite tour")
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_rule_in_a_comment_ends_where_the_screen_does(root: Path) -> None:
+    (root / "office.py").write_text(CODE.replace("\n\n\ndef take", f"\n    # ---- out {'-' * 80}\n\ndef take"))
+    console = screen(56)
+    show(console, find_tours(root)["letter"], root)
+    rows = [row for row in printed(console).splitlines() if " | " in row and "---" in row]
+    assert rows == [f"    4 |     # ---- out {'-' * 33}"] * 2

@@ -118,6 +118,8 @@ def _code(screen: Screen, lines: list[str], at: int) -> Iterator[Text]:
 
 
 def _wrap(line: str, width: int) -> list[str]:
+    if line.endswith("----"):  # a rule of a comment has nothing to go on with
+        return [line[: max(width, 1)]]
     deeper = " " * (len(line) - len(line.lstrip()) + 8)
     if len(deeper) >= width:
         deeper = ""
