@@ -109,6 +109,12 @@ def test_a_damaged_file_does_not_keep_an_engine_from_starting(
     assert kernel.__wrapped__(u32, 4, 4, 1).signatures
 
 
+def test_who_tells_numba_not_to_compile_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    monkeypatch.delattr(cpu_decode, "CpuDecode")
+    one_decode()
+
+
 def test_engines_that_start_at_once_never_share_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     kernel.__wrapped__(u32, 4, 4, 1)

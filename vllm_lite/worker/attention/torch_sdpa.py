@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,8 @@ class TorchSdpaBackend(AttentionBackend):
         self._dtype = dtype
         self._chunks: dict[tuple[int | None, bool], list[Chunk]] = {}  # of each kind of layer
         self._kernel = None
-        if device.type == "cpu" and dtype in (torch.bfloat16, torch.float32):
+        compiles = os.environ.get("NUMBA_DISABLE_JIT", "") in ("", "0")
+        if device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and compiles:
             from vllm_lite.worker.attention.cpu_decode import CpuDecode  # compiles: only where it runs
 
             self._kernel = CpuDecode(dtype)
