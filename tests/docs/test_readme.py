@@ -6,13 +6,16 @@ import re
 import shlex
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 
 from tests.architecture.source import ROOT
 from tests.console.screens import render
 from tests.console.story import MS, Caller, Teller
+from vllm_lite import AsyncEngineArgs, AsyncLLM
 from vllm_lite.console.mailroom import Mailroom
 from vllm_lite.console.timeline import Overview
 from vllm_lite.console.totals import Totals
@@ -27,6 +30,15 @@ def test_the_library_snippet_runs(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, tmp_path / "snippet.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+async def test_the_figures_are_where_the_page_says(tiny_model_path: Path) -> None:
+    (path,) = re.findall(r"`engine\.([\w.]+registry)`", README)
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(tiny_model_path), distributed_executor_backend="toy"))
+    try:
+        assert b"vllm:num_requests_running{" in generate_latest(attrgetter(path)(engine))
+    finally:
+        engine.shutdown()
 
 
 def phrases(text: str) -> list[str]:
