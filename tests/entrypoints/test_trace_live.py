@@ -69,6 +69,7 @@ def test_ctrl_c_ends_it(engine: Engine, tmp_path: Path, capsys: Out) -> None:
     assert main(["trace", "attach", str(tmp_path), "--level", "1"]) == 130
     said = capsys.readouterr()
     assert "r2  " in said.out
+    assert "has ended" not in said.out
     assert said.err == ""
     assert engine.seen == [(1, -1), (1, -1)]
     assert engine.page.level == 0
@@ -77,7 +78,7 @@ def test_ctrl_c_ends_it(engine: Engine, tmp_path: Path, capsys: Out) -> None:
 def test_the_engines_end_ends_it(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
     monkeypatch.setattr(trace_live, "is_alive", lambda _: False)
     assert main(["trace", "attach", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == ["No request began and ended meanwhile."]
+    assert capsys.readouterr().out.splitlines()[1:] == ["The engine has ended.", "No request began and ended meanwhile."]
     assert engine.seen == []
 
 
@@ -157,6 +158,7 @@ def test_frames_on_a_terminal_until_the_end(
     text = printed(console)
     assert text.count("TOP  engine") >= 4  # three frames, and the last one again on the ordinary screen
     assert text.index("\x1b[?1049h") < text.index("\x1b[?1049l") < text.rindex("TOP  engine")
+    assert text.endswith("The engine has ended.\n") == (ends == "engine")
     assert page.level == 0
 
 

@@ -88,6 +88,12 @@ def _find(console: Console, wanted: str | None) -> LiveRun:
         raise
 
 
+def _say_whether_it_ended(console: Console, live: LiveRun) -> None:
+    """Why the command is over, where nobody at the keyboard ended it: what is on the screen is the engine's past."""
+    if not is_alive(live.pid):
+        console.print(Text("The engine has ended.", DIM))
+
+
 # ---- attach ----------------------------------------------------------------------------------------------------------------
 
 
@@ -114,6 +120,7 @@ def _follow(console: Console, live: LiveRun, level: int, limit: int | None) -> i
     except KeyboardInterrupt:
         code = INTERRUPTED
     _tell(console, tail, since, over, models)
+    _say_whether_it_ended(console, live)
     if over:
         views.look_again(console, live.path)
     else:
@@ -150,6 +157,7 @@ def watch(args: argparse.Namespace) -> int:
             sleep(LOOK_S)
             top.look(tail.poll(), monotonic_ns())
     console.print(top)
+    _say_whether_it_ended(console, live)
     return code
 
 
