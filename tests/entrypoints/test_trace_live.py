@@ -209,3 +209,16 @@ def test_those_that_run_are_listed_where_one_must_be_named(
         f"     4711  01 Jan 12:00  m                      {tmp_path}",
         f"       12  01 Jan 12:01  not traced yet         {tmp_path}/no",
     ]
+
+
+def test_a_model_s_name_is_listed_as_one_line_that_no_terminal_obeys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    runs = [LiveRun(tmp_path / name, pid, 1, 0) for pid, name in enumerate(["a", "b"])]
+    monkeypatch.setattr(LiveRun, "model", "m\x1b[31m\n")
+    for module in (live, trace_live):
+        monkeypatch.setattr(module, "live_runs", lambda: runs)
+    assert main(["trace", "attach"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert "m\\x1b[31m\\n " in lines[2]

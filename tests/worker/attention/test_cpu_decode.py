@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -85,6 +86,36 @@ def test_work_may_be_shared_by_threads(threads: int, dtype: torch.dtype, monkeyp
     kind = {"shape": SHAPES[0], "dtype": dtype, "sinks": True, "window": 70}
     run([(60, 1), (0, 1), (200, 1), (5, 1), (3, 4)], kind)
     run([(90, 1)], kind)
+
+
+def test_an_interrupt_waits_for_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted, over = threading.Event(), threading.Event()
+    overtaken: list[bool] = []
+
+    def interrupt(*_: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    def attend(numbers: tuple[int, ...], *_: float) -> None:
+        if numbers[1] < numbers[2]:  # else it only stores keys and values
+            if numbers[1]:  # it is the last part
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            interrupted.wait()
+            overtaken.append(over.wait(0.1))
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(cpu_decode, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(cpu_decode, "kernel", lambda *_: attend)
+    layer, step = one_decode()
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            layer.backend.attend(layer, *step)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    over.set()
+    assert overtaken
+    assert not any(overtaken)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no locator available"), OSError(28, "No space left"), EOFError()])

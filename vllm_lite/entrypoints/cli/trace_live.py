@@ -79,11 +79,12 @@ def _find(console: Console, wanted: str | None) -> LiveRun:
         return find_live_run(wanted)
     except VLLMValidationError:
         if runs := live_runs():
-            console.print(Screen.of(console).title("engines that run", str(len(runs))))
+            screen = Screen.of(console)
+            console.print(screen.title("engines that run", str(len(runs))))
             console.print(Text(f"{'pid':>9}  started       {'model':<21}  run directory", DIM))
             for live in runs:
                 since, model = strftime("%d %b %H:%M", localtime(live.started)), live.model or "not traced yet"
-                line = Text.assemble((f"{live.pid:>9}", STRONG), f"  {since}  {model:<21}  {live.path}")
+                line = Text.assemble((f"{live.pid:>9}", STRONG), f"  {since}  {screen.printable(model):<21}  {live.path}")
                 console.print(line, soft_wrap=True)
         raise
 

@@ -8,7 +8,7 @@ Mirrors: csrc/cpu/cpu_attn.cpp
 from __future__ import annotations
 
 import functools
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -217,4 +217,11 @@ class CpuDecode:
 
         work(0, items if parts == 1 else 0, stores=tokens)  # all are written before any is read
         if parts > 1:
-            list(self._pool.map(lambda part: work(items * part // parts, items * (part + 1) // parts, part), range(parts)))
+            ends, jobs = [items * part // parts for part in range(parts + 1)], list[Future[None]]()
+            try:
+                jobs.extend(self._pool.submit(work, ends[part], ends[part + 1], part) for part in range(parts))
+                for job in jobs:
+                    job.result()
+            except BaseException:  # Ctrl-C perhaps: what the threads read and write must be there until they are done
+                wait(jobs)
+                raise
