@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -96,6 +97,18 @@ def test_a_link_is_encoded_once_for_all_spans_that_hold_it() -> None:
         "e" * 16,
         "e" * 16,
     ]
+
+
+def test_long_texts_are_not_kept() -> None:
+    values = [{"a_long_text": "x" * 100_000 + str(n)} for n in range(100)]
+    spans = [Span(CORE, "a" * 32, f"{n:016x}", None, "x", Kind.CLIENT, 0, 1, {**value}) for n, value in enumerate(values)]
+    tracemalloc.start()
+    encoded(spans[:10])
+    before, _ = tracemalloc.get_traced_memory()
+    encoded(spans[10:])
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after - before < 1_000_000
 
 
 def test_one_resource_for_each_process(canned: Run) -> None:

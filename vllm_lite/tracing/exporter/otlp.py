@@ -9,7 +9,7 @@ Mirrors: vllm/tracing/otel.py
 
 import functools
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any, TypeVar
 
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
@@ -22,9 +22,9 @@ from vllm_lite.tracing.spans.environment import SCOPE, resource_attributes
 
 NO_FLAGS = pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
 REMOTE = NO_FLAGS | pb.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
-CACHED = 2048  # entries of one cache
+CACHED, LONG = 2048, 1024  # entries of one cache, and bytes of one that is too long to keep
 K = TypeVar("K")
-V = TypeVar("V")
+V = TypeVar("V", bound=Sized)
 # Numbers of repeated fields: ExportTraceServiceRequest.resource_spans and so on down.
 RESOURCE_SPANS, RESOURCE, SCOPE_SPANS, THE_SCOPE, SPANS, RESOURCE_ATTRIBUTES = 1, 1, 2, 1, 2, 1
 SPAN_NAME, SPAN_ATTRIBUTES, SPAN_EVENTS, SPAN_LINKS, EVENT_NAME, EVENT_ATTRIBUTES, LINK_ATTRIBUTES = 5, 9, 11, 13, 2, 3, 4
@@ -145,7 +145,7 @@ def _name(field: int, name: str) -> bytes:
 
 
 class _Made(dict[K, V]):
-    """What `make` makes of a key, once; forgets all when it holds too many."""
+    """What `make` makes of a key, once, but for what is long; forgets all when it holds too many."""
 
     def __init__(self, make: Callable[[K], V]) -> None:
         self._make = make
@@ -153,7 +153,9 @@ class _Made(dict[K, V]):
     def __missing__(self, key: K) -> V:
         if len(self) >= CACHED:
             self.clear()
-        self[key] = made = self._make(key)
+        made = self._make(key)
+        if len(made) < LONG:
+            self[key] = made
         return made
 
 
