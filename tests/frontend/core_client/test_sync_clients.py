@@ -168,6 +168,8 @@ def test_a_failed_step_is_the_end(inproc: InprocClient, monkeypatch: pytest.Monk
 def test_an_engine_core_that_sends_nothing_cannot_be_traced(tiny_model_path: Path) -> None:
     with pytest.raises(VLLMValidationError, match="trace_level must be 0"):
         make_client(toy_config(tiny_model_path, trace_level=1), multiprocess_mode=False)
+    with pytest.raises(VLLMValidationError, match="trace_dir must be None"):
+        make_client(toy_config(tiny_model_path, trace_dir="/nowhere"), multiprocess_mode=False)
 
 
 @pytest.mark.parametrize("multiprocess_mode", [False, True])

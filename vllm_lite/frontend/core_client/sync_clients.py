@@ -119,6 +119,8 @@ class InprocClient:
         observability = vllm_config.observability_config
         if observability.level > 0:
             raise refuse("trace_level", observability.level, "0 where the engine core runs in this process: no letter is sent")
+        if observability.trace_dir is not None:
+            raise refuse("trace_dir", observability.trace_dir, "None where the engine core runs in this process")
         from vllm_lite.engine_core.core import EngineCore
         from vllm_lite.engine_core.executor.abstract import Executor
 
