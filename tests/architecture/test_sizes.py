@@ -10,7 +10,7 @@ from tests.architecture.source import line_count, modules
 
 LONGEST_FILE = 350
 LONGER = {"engine_core/scheduler.py": 450}
-LONGEST_PACKAGE = 23_000  # docstrings and blank lines included; a fence, so that growing beyond it is a decision
+LONGEST_PACKAGE = 22_900  # docstrings and blank lines included; a fence, so that growing beyond it is a decision
 LONG_FUNCTION = 45
 
 
