@@ -79,7 +79,7 @@ class Waterfall(View):
         )
         if close is not None:
             waits = request.waits
-            yield Text(f"mailbox: {mailbox_sum([close])}" + (f"; longest wait {span(max(waits))}" if waits else ""), DIM)
+            yield Text(f"mailbox: {mailbox_sum([close])[0]}" + (f"; longest wait {span(max(waits))}" if waits else ""), DIM)
 
 
 def _life(request: RequestJourney, number: int, scale: TimeScale, ticks: list[int], screen: Screen) -> Text:
@@ -97,13 +97,14 @@ def _life(request: RequestJourney, number: int, scale: TimeScale, ticks: list[in
     return Text.assemble(*cells)
 
 
-def mailbox_sum(closes: Sequence[Close]) -> str:
-    """How many letters were put into mailboxes, and what became of them."""
+def mailbox_sum(closes: Sequence[Close]) -> tuple[str, bool]:
+    """How many letters were put into mailboxes, and what became of them; whether that adds up."""
     puts, takes, staples = (sum(getattr(close, name) for close in closes) for name in ("puts", "takes", "staples"))
     left = sum(close.left for close in closes)
     text = f"{count(puts, 'put')} = {count(takes, 'take')}" + (f" + {count(staples, 'staple')}" if staples else "")
     text += f" + {left:,} left, never taken" if left else ""
-    return text if puts == takes + staples + left else f"{text} does not add up"
+    holds = puts == takes + staples + left
+    return text if holds else f"{text} does not add up", holds
 
 
 def ending(request: RequestJourney) -> str:

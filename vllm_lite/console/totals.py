@@ -96,12 +96,12 @@ def _letters(run: Run) -> Iterator[Fact]:
     yield "bags", f"{len(run.bags):,} with {count(letters, 'letter')}, {size(octets)}", ""
     closes, found = [request.close for request in run.requests if request.close], fates(run.bags)
     told = [f"{found[fate]:,} {word}" for fate, word in FATES.items() if found[fate]]
-    # Some are the front end's own.
+    # The front end puts letters of its own: they tell of an abort.
     own = sum(close.puts for close in closes) - found[rec.PUT] - found[rec.STAPLED]
     told += [f"{own:,} to tell of an abort"] if own > 0 and len(closes) == len(run.requests) else []
     yield "letters", ", ".join(told), ""
-    text = mailbox_sum(closes)
-    yield "mailboxes", text, ERROR if text.endswith("not add up") else ""
+    text, holds = mailbox_sum(closes)
+    yield "mailboxes", text, "" if holds else ERROR
     reasons = Counter(REASONS.get(abort.reason, abort.reason) for request in run.requests for abort in request.aborts)
     yield "aborts", f"{reasons.total()}: {_most_common(reasons)}" if reasons else "0", ""
 

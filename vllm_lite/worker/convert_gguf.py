@@ -5,8 +5,6 @@ unpacks weights to bfloat16 and rebuilds config and tokenizer. Does not know: wh
 Mirrors: nothing in vLLM (its GGUF support is a package of its own).
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

@@ -7,8 +7,6 @@ logits.
 Mirrors: vllm/v1/cudagraph_dispatcher.py, vllm/compilation/cuda_graph.py
 """
 
-from __future__ import annotations
-
 import dataclasses
 from bisect import bisect_left
 from collections.abc import Callable
@@ -24,7 +22,6 @@ from vllm_lite.worker.attention.metadata import AttentionMetadata, Ints
 from vllm_lite.worker.input_batch import StepBatch
 
 Run = Callable[[], torch.Tensor]
-Prepare = Callable[[StepBatch, Ints], tuple[torch.Tensor, ...]]
 Capture = Callable[[Run], tuple[Callable[[], object], torch.Tensor]]
 
 
@@ -57,7 +54,13 @@ class DecodeGraphs:
         self.sizes = sizes
         self._graphs: dict[int, tuple[Callable[[], object], torch.Tensor]] = {}
 
-    def capture(self, block_size: int, prepare: Prepare, forward: Callable[..., torch.Tensor], capture: Capture) -> None:
+    def capture(
+        self,
+        block_size: int,
+        prepare: Callable[[StepBatch, Ints], tuple[torch.Tensor, ...]],
+        forward: Callable[..., torch.Tensor],
+        capture: Capture,
+    ) -> None:
         """Capture steps of padding alone, the largest first, so that the smaller find room in its memory.
 
         `prepare` takes a step and the rows whose logits are wanted, and puts both where the device finds them; what it returns
@@ -95,9 +98,14 @@ def graph_sizes(max_num_seqs: int, least: int = 1) -> list[int]:
 def pad_decodes(step: StepBatch, size: int) -> StepBatch:
     """The inputs of a step in which every request has one token, for `size` requests. Requests and rows stay what they are."""
     meta, extra = step.attention, size - step.attention.num_reqs
-    lengths, table = _extended(meta.seq_lens, extra, 1), _extended(meta.block_table, extra, 0)
-    slots = _extended(meta.slot_mapping, extra, -1)
-    attention = AttentionMetadata(meta.block_size, size, np.arange(size + 1), lengths, table, slots)
+    attention = AttentionMetadata(
+        block_size=meta.block_size,
+        num_decodes=size,
+        query_start_loc=np.arange(size + 1),
+        seq_lens=_extended(meta.seq_lens, extra, 1),
+        block_table=_extended(meta.block_table, extra, 0),
+        slot_mapping=_extended(meta.slot_mapping, extra, -1),
+    )
     token_ids, positions = _extended(step.token_ids, extra, 0), _extended(step.positions, extra, 0)
     return dataclasses.replace(step, token_ids=token_ids, positions=positions, attention=attention)
 

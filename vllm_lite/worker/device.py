@@ -4,8 +4,6 @@ Process: worker. Knows: torch's devices, Linux' files about CPUs and memory. Doe
 Mirrors: vllm/platforms/cpu.py, vllm/platforms/cuda.py
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

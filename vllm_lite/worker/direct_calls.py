@@ -6,8 +6,6 @@ On a CPU a decode step of a small model spends a quarter of its time between ker
 Mirrors: vllm/model_executor/layers/rotary_embedding/ (for the second half)
 """
 
-from __future__ import annotations
-
 import types
 from typing import Any
 

@@ -5,8 +5,6 @@ tensors or the device. A request keeps its row while it runs; a step picks rows 
 Mirrors: vllm/v1/worker/gpu_input_batch.py, vllm/v1/worker/block_table.py
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,9 +84,14 @@ class InputBatch:
         positions = np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
         row_of_token = np.repeat(rows, counts)
         blocks = self._block_table[row_of_token, positions // self._block_size]
-        slots = blocks * self._block_size + positions % self._block_size
-        table = self._block_table[rows, : -(-int(ends.max()) // self._block_size)]
-        attention = AttentionMetadata(self._block_size, num_decodes, starts, ends, table, slots)
+        attention = AttentionMetadata(
+            block_size=self._block_size,
+            num_decodes=num_decodes,
+            query_start_loc=starts,
+            seq_lens=ends,
+            block_table=self._block_table[rows, : -(-int(ends.max()) // self._block_size)],
+            slot_mapping=blocks * self._block_size + positions % self._block_size,
+        )
         token_ids = self.token_ids[row_of_token, positions].astype(np.int64)
         samples = ends >= self.num_tokens[rows]
         if self.pooling:

@@ -5,8 +5,6 @@ The two steps are apart because the second must be repeated whenever weights are
 Mirrors: vllm/model_executor/model_loader/
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
@@ -52,8 +50,13 @@ def load_weights(model_config: ModelConfig, config: Any, load_format: str, devic
             return _random_model(model_config.seed, device, options)
         _check_folder(Path(model_config.model_path))
         with _progress_bar():
-            options |= {"device_map": None if device.type == "cpu" else device, "local_files_only": True}
-            model, report = AutoModelForCausalLM.from_pretrained(model_config.model_path, **options, output_loading_info=True)
+            model, report = AutoModelForCausalLM.from_pretrained(
+                model_config.model_path,
+                **options,
+                device_map=None if device.type == "cpu" else device,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except ValueError as error:
         raise UnsupportedModelError(
             f"{config.model_type} is not a text generation model that transformers can load: {error}"

@@ -5,8 +5,6 @@ vocabulary's size. Does not know: how a token is then chosen.
 Mirrors: vllm/v1/sample/logits_processor/, vllm/v1/sample/ops/{penalties,bad_words}.py
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

@@ -5,8 +5,6 @@ know: the sampler or the model.
 Mirrors: vllm/v1/sample/ops/logprobs.py, vllm/v1/worker/gpu_model_runner.py (_get_prompt_logprobs_dict)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,8 +30,11 @@ def gather_logprobs(logprobs: torch.Tensor, token_ids: Ints, num_candidates: int
     if num_candidates:
         best = logprobs.topk(num_candidates, dim=-1)
         values, ids = torch.cat([own, best.values], dim=1), torch.cat([index, best.indices], dim=1)
-    ids, values, ranks = ids.to(torch.int32), values.to(torch.float32), ranks.to(torch.int32)
-    return LogprobsLists(*(array.cpu().numpy() for array in (ids, values, ranks)))
+    return LogprobsLists(
+        ids.cpu().numpy().astype(np.int32),
+        values.cpu().numpy().astype(np.float32),
+        ranks.cpu().numpy().astype(np.int32),
+    )
 
 
 def row_of(lists: LogprobsLists, row: int, num_candidates: int) -> LogprobsLists:
@@ -85,6 +86,9 @@ def prompt_logprobs(
             tokens = batch.token_ids[row, part.first + start : part.first + start + count].astype(np.int64)
             pieces.append(gather_logprobs(scores, tokens, int(batch.sampling.num_prompt_logprobs[row])))
         offset += part.count
-        columns = zip(*((piece.logprob_token_ids, piece.logprobs, piece.sampled_token_ranks) for piece in pieces), strict=True)
-        found[step.req_ids[part.index]] = LogprobsLists(*(np.concatenate(column) for column in columns))
+        found[step.req_ids[part.index]] = LogprobsLists(
+            np.concatenate([piece.logprob_token_ids for piece in pieces]),
+            np.concatenate([piece.logprobs for piece in pieces]),
+            np.concatenate([piece.sampled_token_ranks for piece in pieces]),
+        )
     return found

@@ -5,8 +5,6 @@ know: the scheduler's reasons, tracing (it only notes times), how weights were l
 Mirrors: vllm/v1/worker/gpu_model_runner.py, vllm/v1/worker/cpu_model_runner.py
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,8 +79,9 @@ class ModelRunner:
         self.replays = self.backend.capturable and not model_config.enforce_eager
         self._graphs = DecodeGraphs(graph_sizes(self._max_num_seqs, 2 if model_config.compile else 1))
         self._pooler = Pooler()
-        sizes = (self._max_num_seqs, self._max_model_len, self._block_size, model.config.vocab_size)
-        self._batch = InputBatch(*sizes, model_config.seed)
+        self._batch = InputBatch(
+            self._max_num_seqs, model_config.max_model_len, self._block_size, model.config.vocab_size, model_config.seed
+        )
         self._computed: ComputedStep | None = None
         self.clock = StepClock(0)
 

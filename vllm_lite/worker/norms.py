@@ -6,8 +6,6 @@ takes 10 us then, and a decode step is full of such kernels.
 Mirrors: vllm/model_executor/layers/layernorm.py (RMSNorm)
 """
 
-from __future__ import annotations
-
 import inspect
 
 import torch

@@ -4,8 +4,6 @@ Process: worker. Knows: the last hidden states of a flat batch, PoolingParams. D
 Mirrors: vllm/model_executor/layers/pooler/
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

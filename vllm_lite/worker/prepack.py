@@ -6,8 +6,6 @@ Mirrors: vllm/model_executor/layers/utils.py (dispatch_cpu_unquantized_gemm), vl
 layers)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,8 +98,11 @@ def prepack_linears(model: torch.nn.Module, *, compiled: bool = False) -> None:
         if bfloat16_is_native():
             packs[torch.bfloat16] = pack_for_onednn
     for parent in list(model.modules()):
-        children = parent.named_children()
-        linears = {name: x for name, x in children if type(x) is torch.nn.Linear and x.weight.dtype in packs}
+        linears = {
+            name: child
+            for name, child in parent.named_children()
+            if type(child) is torch.nn.Linear and child.weight.dtype in packs
+        }
         for names in _groups(linears):
             product = PackedProduct([linears[name] for name in names], packs[linears[names[0]].weight.dtype])
             for index, name in enumerate(names):

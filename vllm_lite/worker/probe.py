@@ -5,8 +5,6 @@ on a flat batch over a paged cache. Does not know: any architecture by name.
 Mirrors: nothing in vLLM (it traces the model's code instead: vllm/model_executor/models/transformers/).
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +15,18 @@ import torch
 from vllm_lite.exceptions import UnsupportedModelError
 
 # Keywords that change nothing here: decided by the batch itself, or only say what to return besides the result.
-HARMLESS = {"dropout", "is_causal", "position_ids", "use_cache", "logits_to_keep", "cache_position", "return_dict"}
-HARMLESS |= {"output_attentions", "output_hidden_states", "output_router_logits"}
+HARMLESS = {
+    "dropout",
+    "is_causal",
+    "position_ids",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "logits_to_keep",
+    "cache_position",
+    "return_dict",
+}
 UNDERSTOOD = {"scaling", "sliding_window", "softcap", "s_aux"}
 
 
@@ -47,9 +55,17 @@ class ProbeLayer:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any = None, **keywords: Any
     ) -> torch.Tensor:
         """Zeros of the right shape, [1, T, H, Dv]."""
-        shape, masked = (key.shape[1], key.shape[3], value.shape[3]), attention_mask is not None
-        window, softcap = keywords.get("sliding_window"), keywords.get("softcap")
-        call = AttentionCall(self._module, *shape, window, softcap, masked, keywords, query.shape[1])
+        call = AttentionCall(
+            module=self._module,
+            num_kv_heads=key.shape[1],
+            head_size=key.shape[3],
+            head_size_v=value.shape[3],
+            sliding_window=keywords.get("sliding_window"),
+            softcap=keywords.get("softcap"),
+            has_mask=attention_mask is not None,
+            keywords=keywords,
+            num_heads=query.shape[1],
+        )
         self._calls.append((self._name, call))
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 

@@ -5,8 +5,6 @@ Does not know: what a step is; it calls the worker's methods by name.
 Mirrors: vllm/v1/executor/multiproc_executor.py (WorkerProc)
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import logging
@@ -39,8 +37,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--replies", required=True, help="this worker's queue to the executor")
     parser.add_argument("--death-fd", type=int, required=True, help="read end of a pipe that closes when the executor dies")
     args = parser.parse_args(argv)
-    level, line = os.environ.get("VLLM_LITE_LOGGING_LEVEL", "WARNING"), "%(levelname)s %(asctime)s [worker {}] %(message)s"
-    logging.basicConfig(level=level, format=line.format(args.rank), datefmt="%H:%M:%S")
+    logging.basicConfig(
+        level=os.environ.get("VLLM_LITE_LOGGING_LEVEL", "WARNING"),
+        format=f"%(levelname)s %(asctime)s [worker {args.rank}] %(message)s",
+        datefmt="%H:%M:%S",
+    )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front end's to answer
     calls = MessageQueue.open(args.calls, args.rank)
     replies = MessageQueue.open(args.replies, None)

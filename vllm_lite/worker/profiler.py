@@ -4,8 +4,6 @@ Process: worker. Knows: torch's profiler, the run directory. Does not know: step
 Mirrors: vllm/profiler/wrapper.py (TorchProfilerWrapper)
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

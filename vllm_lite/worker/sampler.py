@@ -7,8 +7,6 @@ so neither the batch nor the device's generator has a say in it.
 Mirrors: vllm/v1/sample/sampler.py, vllm/v1/sample/ops/topk_topp_sampler.py
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

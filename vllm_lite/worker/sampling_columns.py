@@ -5,8 +5,6 @@ likely token, so that a step asks once for all its rows and skips what none of t
 Mirrors: vllm/v1/sample/metadata.py, vllm/v1/worker/gpu_input_batch.py (its sampling half)
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -78,11 +76,15 @@ class SamplingColumns:
             | PROMPT_LOGPROBS * (params.prompt_logprobs is not None)
         )
         if self.features[row] & EDITED:
-            bias, bad_words = params.logit_bias or {}, params.bad_words_token_ids or []
-            biases = np.fromiter(bias, np.int64, len(bias)), np.fromiter(bias.values(), np.float32, len(bias))
-            allowed_ids = np.array(params.allowed_token_ids, np.int64) if params.allowed_token_ids else None
-            stop_ids = np.fromiter(stops, np.int64, len(stops))
-            self.edits[row] = Edits(*biases, allowed_ids, bad_words, stop_ids, params.min_tokens)
+            bias = params.logit_bias or {}
+            self.edits[row] = Edits(
+                bias_ids=np.fromiter(bias, np.int64, len(bias)),
+                biases=np.fromiter(bias.values(), np.float32, len(bias)),
+                allowed_ids=np.array(params.allowed_token_ids, np.int64) if params.allowed_token_ids else None,
+                bad_words=params.bad_words_token_ids or [],
+                stop_ids=np.fromiter(stops, np.int64, len(stops)),
+                min_tokens=params.min_tokens,
+            )
 
     def clear(self, row: int) -> None:
         """Forget a row."""

@@ -6,8 +6,6 @@ equal addresses, which is what the replay of a CUDA graph needs; an array whose 
 Mirrors: vllm/v1/utils.py (CpuGpuBuffer)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ Every public method is reachable by name through `collective_rpc`; arguments and
 Mirrors: vllm/v1/worker/worker_base.py, vllm/v1/worker/gpu_worker.py, vllm/v1/worker/cpu_worker.py
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator
@@ -72,9 +70,14 @@ class Worker:
 
     def get_info(self) -> dict[str, Any]:
         """What only the worker knows."""
-        loaded = {"weights_bytes": self._weights_bytes, "load_seconds": self._load_seconds}
-        kind = {"dtype": self._dtype, "device": self._device.type, "attention_backend": self._runner.backend.name}
-        return kind | loaded | {"supported_tasks": ["generate", "embed"]}
+        return {
+            "dtype": self._dtype,
+            "device": self._device.type,
+            "attention_backend": self._runner.backend.name,
+            "weights_bytes": self._weights_bytes,
+            "load_seconds": self._load_seconds,
+            "supported_tasks": ["generate", "embed"],
+        }
 
     def get_kv_cache_specs(self) -> dict[str, FullAttentionSpec]:
         """Each attention layer's KV cache, by layer name."""
@@ -163,9 +166,11 @@ class Worker:
         """Bytes: `weights` on the device, `kv_cache`, and `process`: allocated on the GPU, or this process' resident memory."""
         model, gpu = self._model, self._device.type == "cuda"
         there = model is not None and next(model.parameters()).device.type == self._device.type
-        weights = loader.weights_bytes(model) if model is not None and there else 0
-        process = torch.cuda.memory_allocated(self._device) if gpu else device.resident_memory()
-        return {"weights": weights, "kv_cache": self._runner.kv_cache_bytes(), "process": process}
+        return {
+            "weights": loader.weights_bytes(model) if model is not None and there else 0,
+            "kv_cache": self._runner.kv_cache_bytes(),
+            "process": torch.cuda.memory_allocated(self._device) if gpu else device.resident_memory(),
+        }
 
     # ---- steps ---------------------------------------------------------------------------------------------------------------
 
@@ -196,9 +201,20 @@ class Worker:
         parent, clock = parse_traceparent(self._step_trace), self._runner.clock
         if parent is None:  # nobody traces this step
             return
-        times: dict[str, Any] = {"t0": clock.t0, "t1": clock.t1, "t2": clock.t2, "t3": clock.t3, "device_ns": clock.device_ns()}
-        span: dict[str, Any] = {"trace_id": parent.trace_id, "parent_span_id": parent.span_id, "span_id": new_span_id()}
-        recorder.append(Work(step=self._step, rank=self._rank, **span, **times))
+        recorder.append(
+            Work(
+                step=self._step,
+                trace_id=parent.trace_id,
+                parent_span_id=parent.span_id,
+                span_id=new_span_id(),
+                t0=clock.t0,
+                t1=clock.t1,
+                t2=clock.t2,
+                t3=clock.t3,
+                device_ns=clock.device_ns(),
+                rank=self._rank,
+            )
+        )
         recorder.flush()
 
     def shutdown(self) -> None:

@@ -5,8 +5,6 @@ prompts, models. Numbers are taken in pairs, a word each: two bfloat16 become fl
 Mirrors: csrc/cpu/cpu_attn.cpp
 """
 
-from __future__ import annotations
-
 import functools
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any

@@ -4,8 +4,6 @@ Process: worker. Knows: positions, slots, block tables (numpy, on the host). Doe
 Mirrors: vllm/v1/attention/backend.py (CommonAttentionMetadata)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ where it is chosen.
 Mirrors: vllm/v1/attention/selector.py
 """
 
-from __future__ import annotations
-
 import os
 
 import torch

@@ -5,8 +5,6 @@ matrix product. Does not know: the model. Each sequence is computed on its own; 
 Mirrors: vllm/v1/attention/backends/cpu_attn.py
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import os

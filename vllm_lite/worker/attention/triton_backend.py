@@ -6,10 +6,8 @@ workspace and, with StepBuffer, every address; so a graph can hold it, with padd
 Mirrors: vllm/v1/attention/backends/triton_attn.py
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -90,14 +88,22 @@ class TritonBackend(AttentionBackend):
     def attend(self, layer: PagedLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """See AttentionBackend.attend."""
         function = torch.ops.vllm_lite.paged_attention if torch.compiler.is_compiling() else paged_attention
-        tensors = (query, key, value, layer.key_cache, layer.value_cache, layer.sinks)
-        numbers: dict[str, Any] = {
-            "scaling": layer.scaling,
-            "softcap": layer.softcap or 0.0,
-            "window": layer.sliding_window or 0,
-        }
-        numbers |= {"block_size": self._block_size, "programs": self._programs}
-        out: torch.Tensor = function(*tensors, self._step.tensor, self._plan, self._workspace, **numbers)
+        out: torch.Tensor = function(
+            query,
+            key,
+            value,
+            layer.key_cache,
+            layer.value_cache,
+            layer.sinks,
+            self._step.tensor,
+            self._plan,
+            self._workspace,
+            scaling=layer.scaling,
+            softcap=layer.softcap or 0.0,
+            window=layer.sliding_window or 0,
+            block_size=self._block_size,
+            programs=self._programs,
+        )
         return out
 
 
@@ -141,26 +147,62 @@ def paged_attention(  # noqa: PLR0917  (torch wants the tensors of an op by posi
     (heads, num_tokens, width), (kv_heads, _, value_width) = query.shape, value.shape
     sizes = {"KV_HEADS": kv_heads, "WIDTH": width, "VALUE_WIDTH": value_width}
     sizes |= {"WIDTH_PADDED": triton.next_power_of_2(width), "VALUE_PADDED": triton.next_power_of_2(value_width)}
-    caches, strides = (key_cache, value_cache), (*key.stride()[:2], *value.stride()[:2])
-    padded = {"HEADS_PADDED": triton.next_power_of_2(kv_heads), "enable_fp_fusion": True}
-    triton_kernels.store_kv[(num_tokens,)](*caches, key, value, step[slots:], *strides, **sizes, **padded)
+    triton_kernels.store_kv[(num_tokens,)](
+        key_cache,
+        value_cache,
+        key,
+        value,
+        step[slots:],
+        *key.stride()[:2],
+        *value.stride()[:2],
+        HEADS_PADDED=triton.next_power_of_2(kv_heads),
+        **sizes,
+        enable_fp_fusion=True,
+    )
     out = query.new_empty(num_tokens, heads, value_width)
     splits = choose_splits(num_decodes, kv_heads, programs)
     partial_sums = workspace[num_decodes * heads * splits * sizes["VALUE_PADDED"] :]
     tiling = choose_tiling(queries, heads // kv_heads, max(width, value_width), query.dtype.itemsize)
-    results = (out, workspace, partial_sums)
-    inputs = (query, *caches, out if sinks is None else sinks, step[work:], step[table:])
-    scales = (scaling / softcap if softcap else scaling * LOG2E, softcap * LOG2E)
-    upcast = INTERPRETED and query.dtype == torch.bfloat16  # the interpreter multiplies bfloat16 wrongly
-    constants = {"HEADS": heads, "BLOCK_SIZE": block_size, "WINDOW": window, "ROWS": tiling.rows, "TILE": tiling.keys}
-    constants |= {"HAS_CAP": softcap > 0, "HAS_SINKS": sinks is not None, "UPCAST": upcast}
-    options = {"num_warps": tiling.warps, "num_stages": tiling.stages, "enable_fp_fusion": True}
-    launch = triton_kernels.attend[(num_items, kv_heads, splits)]
-    launch(*results, *inputs, *scales, num_decodes, splits, *query.stride()[:2], **sizes, **constants, **options)
+    triton_kernels.attend[(num_items, kv_heads, splits)](
+        out,
+        workspace,
+        partial_sums,
+        query,
+        key_cache,
+        value_cache,
+        out if sinks is None else sinks,
+        step[work:],
+        step[table:],
+        scaling / softcap if softcap else scaling * LOG2E,
+        softcap * LOG2E,
+        num_decodes,
+        splits,
+        *query.stride()[:2],
+        HEADS=heads,
+        **sizes,
+        BLOCK_SIZE=block_size,
+        WINDOW=window,
+        HAS_CAP=softcap > 0,
+        HAS_SINKS=sinks is not None,
+        ROWS=tiling.rows,
+        TILE=tiling.keys,
+        UPCAST=INTERPRETED and query.dtype == torch.bfloat16,  # the interpreter multiplies bfloat16 wrongly
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
+        enable_fp_fusion=True,
+    )
     if splits > 1:
-        constants = {"HEADS": heads, "VALUE_WIDTH": value_width, "VALUE_PADDED": sizes["VALUE_PADDED"]}
-        constants |= {"MOST_SPLITS": MOST_SPLITS, "enable_fp_fusion": True}
-        triton_kernels.combine[(num_decodes, heads)](*results, splits, **constants)
+        triton_kernels.combine[(num_decodes, heads)](
+            out,
+            workspace,
+            partial_sums,
+            splits,
+            HEADS=heads,
+            VALUE_WIDTH=value_width,
+            VALUE_PADDED=sizes["VALUE_PADDED"],
+            MOST_SPLITS=MOST_SPLITS,
+            enable_fp_fusion=True,
+        )
     return out
 
 
